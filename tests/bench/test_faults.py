@@ -116,14 +116,12 @@ def test_what_is_not_known_is_refused() -> None:
 def test_survivors_of_fixed_trials_say_what_happened() -> None:
     """A trial of each kind but two that this machine can do; a busy one has more time.
 
-    Nothing hangs, differs or is left. Of a killed store, a link that is down and a wrong size, by
-    which gloo ends its receiver, a few ranks name another rank, so some names may be wrong.
+    A wrong size stops its receiver as well, so both ranks may be told as last.
     """
     left_out = ("straggle", FLIP_ON_THE_WAY, *(() if available() else LINKS))
     kinds = tuple(kind for kind in KINDS if kind not in left_out)
     settings = FaultsBench(trials=24, seed=2, at_once=6, only=kinds, timeout_s=6.0)
     rows, notes = run(settings, lambda fraction, what: None)
-    assert [note for note in notes if " names (" not in note] == []
-    assert len(notes) <= 3
+    assert [note for note in notes if ": size of rank" not in note] == []
     assert rows[-1]["trials"] == 24
     assert as_markdown(rows).count("\n") == len(rows) + 1

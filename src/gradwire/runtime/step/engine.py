@@ -200,7 +200,7 @@ class Engine:
         whose = self._manager, self.routes, text, index, lane, self._step, end
         driver = Driver(*whose, [turn], side)
         if self._pulse is not None:
-            self._show(self._pulse.place.launched + (not is_news))
+            self._show(self._pulse.place.launched + 1)
         whole = end
         if last is not None:
             whole = driver.task(*last, COMPUTE, 0)

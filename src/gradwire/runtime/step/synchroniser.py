@@ -138,11 +138,13 @@ class Synchroniser:
         self._ends = {}
         self._ahead = {}
         self._news, self._committing = [], []
+        self._num_compared = 0
         turn = step if turn is None else turn
         self.look(turn, names)
         if self.check is not None and (text := self.check.text(self.engine.world, step, turn)):
             index = len(self.messages) + 1
             self._news.append(self.engine.launch(index, "digests", text, is_news=True))
+            self._num_compared = 1
         if self.commit is not None:
             self.commit.begin(self.flat_messages)
         self.open = True
@@ -255,7 +257,7 @@ class Synchroniser:
         if self.engine.world > 1 and is_retry and (self.commit is not None or not keeps):
             from ..failure.retry import repeat_together  # a pass that raised is rare
 
-            repeat_together(self.engine, self._step, len(self._queue))
+            repeat_together(self.engine, self._step, self._num_compared + len(self._queue))
             for absent in self.names:
                 self.ready(absent, None)
             self.close()
