@@ -16,7 +16,6 @@ import torch
 
 from gradwire.cli.report import figure as _figure
 from gradwire.compress.uniform import uniform
-from gradwire.contract.laws.inputs import make_gradient, profile_of
 from gradwire.contract.trace.span import Span, Trace
 from gradwire.dsl.build import Call
 from gradwire.dsl.interp import Draws
@@ -32,6 +31,7 @@ from gradwire_bench.micro.kernel_peers import check_compiles
 from gradwire_bench.report import html
 from gradwire_lab.compll_text import compile as text_compiler
 from gradwire_lab.compll_text.compile import compile_text
+from gradwire_lab.laws.inputs import make_gradient, profile_of
 from scripts.catalogue import language
 from tests.arch.test_surroundings import optional_packages
 

@@ -30,7 +30,6 @@ FLOORS = (
         "runtime.pilot",
         "runtime.fsdp",
         "integrations",
-        "contract.laws",
     ),
     ("cli",),
 )
@@ -137,7 +136,10 @@ def test_a_circle_is_seen() -> None:
 
 NEIGHBOURS = {
     ("gradwire_lab.compress", "gradwire.compress"): "compressors of the lab are made as ours are",
-    ("gradwire_lab.cli", "gradwire.cli.commands"): "compll reads algorithms as check does",
+    (
+        "gradwire_lab.cli",
+        "gradwire.cli.commands",
+    ): "its commands read a model and settings as ours do",
 }
 """Folders whose support another package may import, and why."""
 

@@ -14,14 +14,14 @@ from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
-from gradwire.contract.laws import many_steps
-from gradwire.contract.laws.cases import FEW, Case
-from gradwire.contract.laws.exchanges import LAWS
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.pair import pair
 from gradwire_lab.compress.hardthreshold import hardthreshold
 from gradwire_lab.compress.threelc import threelc
+from gradwire_lab.laws import many_steps
+from gradwire_lab.laws.cases import FEW, Case
+from gradwire_lab.laws.exchanges import LAWS
 from tests.planning.clock.test_computes import CHUNK, Done, computes
 
 CODECS = (

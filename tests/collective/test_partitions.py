@@ -19,10 +19,6 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.contract import Member, State
 from gradwire.contract.collective import Collective
-from gradwire.contract.laws import many_steps
-from gradwire.contract.laws.cases import FEW, Case
-from gradwire.contract.laws.exchanges import LAWS
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.hosts import with_hosts
@@ -33,6 +29,10 @@ from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire_lab.compress.hardthreshold import hardthreshold
 from gradwire_lab.compress.threelc import threelc
+from gradwire_lab.laws import many_steps
+from gradwire_lab.laws.cases import FEW, Case
+from gradwire_lab.laws.exchanges import LAWS
+from gradwire_lab.laws.inputs import profile_of
 from tests.planning.clock.test_computes import computes
 from tests.planning.profiles import exact_cluster
 

@@ -17,12 +17,12 @@ from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
-from gradwire.contract.laws import many_steps
-from gradwire.contract.laws.cases import FEW, Case
-from gradwire.contract.laws.exchanges import LAWS
 from gradwire.contract.verbs import Compute, Recv, Send
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
+from gradwire_lab.laws import many_steps
+from gradwire_lab.laws.cases import FEW, Case
+from gradwire_lab.laws.exchanges import LAWS
 
 RINGS = [gw.collective.ring(), gw.collective.casync_ring()]
 

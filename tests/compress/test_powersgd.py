@@ -17,10 +17,10 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Member
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl import factors
 from gradwire.exchange.by_name import clone_state, exchange_for, texts
 from gradwire.exchange.local import drive
+from gradwire_lab.laws.tolerance import same_bits
 from tests.compress.allocations import Allocations
 from tests.strategies import bounded
 

@@ -18,13 +18,13 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.compress.terngrad import terngrad
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
-from gradwire.contract.laws.inputs import make_gradient
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.build import Built
 from gradwire.kernels import compiler
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
+from gradwire_lab.laws.inputs import make_gradient
+from gradwire_lab.laws.tolerance import same_bits
 from tests.strategies import bounded
 
 CODECS = (

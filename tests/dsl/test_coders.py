@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.contract.laws.inputs import make_gradient
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.payload import Payload
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.interp import from_bytes, to_bytes
@@ -41,6 +39,8 @@ from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
+from gradwire_lab.laws.inputs import make_gradient
+from gradwire_lab.laws.tolerance import same_bits
 from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl import operators, rewrite
 from gradwire.dsl.build import Built
 from gradwire.dsl.gpu import render as gpu_render
@@ -36,6 +35,7 @@ from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
+from gradwire_lab.laws.tolerance import same_bits
 from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")

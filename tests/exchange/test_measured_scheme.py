@@ -12,8 +12,6 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Member, State
-from gradwire.contract.laws import collectives, exchanges, many_steps
-from gradwire.contract.laws.cases import FEW, Case
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Steps
 from gradwire.errors import Deadlock, InvalidSetting
@@ -23,6 +21,8 @@ from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
 from gradwire.exchange.measured_scheme import MeasuredScheme, scheme_of, with_measured_scheme
 from gradwire.exchange.pair import Pair
+from gradwire_lab.laws import collectives, exchanges, many_steps
+from gradwire_lab.laws.cases import FEW, Case
 
 WORLD, NUMEL = 8, 400_000
 

@@ -11,8 +11,6 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Member
-from gradwire.contract.laws.cases import Case
-from gradwire.contract.laws.exchanges import LAWS
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import Exchange, run_local
@@ -21,6 +19,8 @@ from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.local import drive
 from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.exchange.natural import INNER, Natural, count_units, with_natural_sparsity
+from gradwire_lab.laws.cases import Case
+from gradwire_lab.laws.exchanges import LAWS
 from tests.strategies import bounded
 
 ROWS, WIDTH = 400, 8

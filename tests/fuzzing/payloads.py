@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gradwire.contract import Compressor, Exchange, Layout, Member
-from gradwire.contract.laws.inputs import make_gradient
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.registry import examples
 from gradwire.contract.spec import TensorSpec, working_dtype
@@ -33,6 +32,7 @@ from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.parts import Part
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.kernels.sparse.scatter import scatter_entries
+from gradwire_lab.laws.inputs import make_gradient
 from tests.fuzzing.mutations import mutated, resized
 from tests.laws.cases import compressors, own_exchanges, pairs
 

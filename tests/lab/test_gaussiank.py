@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.contract.laws.densities import drawn
 from gradwire.errors import InvalidSetting
 from gradwire_lab.compress.gaussiank import gaussiank
+from gradwire_lab.laws.densities import drawn
 
 
 def num_sent(grad_N, **settings):

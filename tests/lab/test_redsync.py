@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gradwire.compress.topk import topk
-from gradwire.contract.laws.densities import KINDS, drawn
 from gradwire.errors import InvalidSetting
 from gradwire_lab.compress.redsync import redsync
+from gradwire_lab.laws.densities import KINDS, drawn
 
 
 def sent(grad_N, **settings):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive
 from gradwire.planning.clock.timeline import simulate_exchange
@@ -17,6 +16,7 @@ from gradwire.planning.measure.codecs import measure_codecs
 from gradwire_lab.compress.oktopk import CUT_STEPS, EXACT_STEPS
 from gradwire_lab.compress.oktopk.threshold import FEWEST, MOST
 from gradwire_lab.compress.spardl import rounds
+from gradwire_lab.laws.tolerance import same_bits
 from tests.compress.allocations import Allocations
 from tests.compress.test_support import Run, draw
 from tests.planning.profiles import exact_cluster

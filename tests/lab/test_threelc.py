@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.contract.laws.inputs import make_gradient
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.spec import TensorSpec
 from gradwire_lab.compress.threelc import threelc
+from gradwire_lab.laws.inputs import make_gradient
+from gradwire_lab.laws.tolerance import same_bits
 from tests.compress.quantisers import assert_refused, decoded
 
 

@@ -6,10 +6,10 @@ from functools import cache, partial
 from types import FunctionType
 
 from gradwire.contract import Compressor, Exchange
-from gradwire.contract.laws.cases import FEW, Case
 from gradwire.contract.registry import examples
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair, suited
+from gradwire_lab.laws.cases import FEW, Case
 
 ALWAYS = Case(world=3, numel=300, seed=3)
 """Every exchange is held to every law with this one, in a slow test."""

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.registry import examples
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.sparse.entries import Entries
@@ -24,6 +23,7 @@ from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.parts import Part, parts_of
 from gradwire.kernels.sparse.permutation import Permutation
+from gradwire_lab.laws.tolerance import same_bits
 from tests.kernels.vectors import num_threads
 from tests.laws import broken_formats as broken
 from tests.laws import format_laws as laws

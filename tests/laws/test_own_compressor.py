@@ -10,11 +10,11 @@ from hypothesis import given
 from torch import Tensor
 
 from examples.own_compressor import ternary
-from gradwire.contract.laws import collectives, exchanges
-from gradwire.contract.laws.cases import FEW
-from gradwire.contract.laws.compressors import LAWS
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.pair import Pair
+from gradwire_lab.laws import collectives, exchanges
+from gradwire_lab.laws.cases import FEW
+from gradwire_lab.laws.compressors import LAWS
 from tests.strategies import bounded, gradients, panel
 
 

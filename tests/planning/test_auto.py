@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.compress.uniform import uniform
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.units import format_seconds
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
@@ -34,6 +33,7 @@ from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.settings import Planner
+from gradwire_lab.laws.inputs import profile_of
 from tests.arch.source import ROOT
 from tests.planning.profiles import clusters, profiles
 from tests.strategies import bounded

@@ -13,7 +13,6 @@ from functools import partial
 import optuna
 import pytest
 
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.registry import load, names
 from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.planning.data.cluster import Cluster
@@ -25,6 +24,7 @@ from gradwire.planning.price import iteration_s
 from gradwire.planning.settings import settings_of
 from gradwire.planning.space import WholeNumbers
 from gradwire.planning.tune import search_space, tune
+from gradwire_lab.laws.inputs import profile_of
 from tests.planning.profiles import TEN_GBIT, exact_cluster, random_instance
 
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)

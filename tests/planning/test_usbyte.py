@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import MIXED, profile_of
 from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.buckets import buckets, merged_buckets
@@ -27,6 +26,7 @@ from gradwire.planning.planner.usbyte_extended import usbyte_extended
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.tune import search_space, tune
+from gradwire_lab.laws.inputs import MIXED, profile_of
 from tests.planning.profiles import (
     TEN_GBIT,
     clusters,

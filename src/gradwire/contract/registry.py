@@ -87,7 +87,10 @@ COMMANDS = Kind(
     "command",
     "gradwire.cli.commands",
     "gradwire.commands",
-    {"compll": _LAB, **dict.fromkeys(("bench", "demo", "reproduce", "testbed"), _BENCH)},
+    {
+        **dict.fromkeys(("check", "compll"), _LAB),
+        **dict.fromkeys(("bench", "demo", "reproduce", "testbed"), _BENCH),
+    },
 )
 """The commands of ``gradwire``, which are found as algorithms are."""
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.units import format_seconds
 from gradwire.planning.check import check
 from gradwire.planning.clock.clock import run_on_clock
@@ -22,6 +21,7 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.explain import explain
 from gradwire.planning.exposed import Account
 from gradwire.planning.fusion import NOTHING, SparseCost, arrivals, best_fusion
+from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.omgs import omgs
 from tests.laws.fusion_laws import last_s

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...errors import InvalidSetting, LawBroken
-from ...exchange.by_name import clone_state
-from .. import Compressor
-from ..payload import Payload
-from ..spec import TensorSpec, working_dtype
+from gradwire.contract import Compressor
+from gradwire.contract.payload import Payload
+from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.errors import InvalidSetting, LawBroken
+from gradwire.exchange.by_name import clone_state
+
 from .tolerance import largest, must, same_bits, tame
 
 

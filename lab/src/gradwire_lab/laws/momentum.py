@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...exchange.by_name import run_local
-from ...exchange.error_feedback import with_error_feedback
-from ...exchange.momentum import MomentumCorrection
-from .. import State
-from ..spec import working_dtype
-from ..tensorwise import tensor_sizes
+from gradwire.contract import State
+from gradwire.contract.spec import working_dtype
+from gradwire.contract.tensorwise import tensor_sizes
+from gradwire.exchange.by_name import run_local
+from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.momentum import MomentumCorrection
+
 from . import exchanges
 from .cases import Case
 from .tolerance import assert_near, largest, must, same_bits

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..report.output import emit, progress
-from ._inputs import read_settings
+from gradwire.cli.commands._inputs import read_settings
+from gradwire.cli.report.output import emit, progress
+
 from ._own import subjects_of
 
 if TYPE_CHECKING:
-    from ...contract.laws.subjects import Subject, Verdict
-    from ...dsl.program import Program
+    from gradwire.dsl.program import Program
+
+    from ..laws.subjects import Subject, Verdict
 
 app = typer.Typer()
 
@@ -48,8 +50,9 @@ def check(
     FILE may define compressors, exchanges, collectives and planners; each is held to the laws of
     its kind. Exit code 1 if one breaks a law.
     """
-    from ...contract.laws.subjects import NOT_TRIED
-    from ...dsl import program
+    from gradwire.dsl import program
+
+    from ..laws.subjects import NOT_TRIED
 
     rows: list[dict[str, object]] = []
     notes: list[str] = []
@@ -74,7 +77,7 @@ def _try_out(codec: Program) -> None:
     """
     import torch
 
-    from ...contract.spec import TensorSpec
+    from gradwire.contract.spec import TensorSpec
 
     grad_N = torch.ones(1)
     payload, _ = codec.encode(codec.init(TensorSpec("gradient", 1)), grad_N)
@@ -83,7 +86,7 @@ def _try_out(codec: Program) -> None:
 
 def _checked(algorithm: Any) -> tuple[list[dict[str, object]], list[str]]:
     """A row for each law that an algorithm is held to, and what was tried."""
-    from ...contract.laws import subjects
+    from ..laws import subjects
 
     name, held = _name(algorithm), subjects.held_to(algorithm)
     kind = subjects.kind_of(algorithm)
@@ -107,7 +110,7 @@ def _checked(algorithm: Any) -> tuple[list[dict[str, object]], list[str]]:
 
 def _each_law_once(held: Iterable[Subject]) -> Iterator[Verdict]:
     """Verdicts on one law with several companions as one: the first that is broken, or the sum."""
-    from ...contract.laws import subjects
+    from ..laws import subjects
 
     found: dict[object, Verdict] = {}
     for one in held:
@@ -147,8 +150,8 @@ def _name(algorithm: Any) -> str:
 
 def _wire(algorithm: Any) -> list[str]:
     """A line on the bits that a compressor sends for an element; none for other algorithms."""
-    from ...contract import Compressor
-    from ...contract.spec import TensorSpec
+    from gradwire.contract import Compressor
+    from gradwire.contract.spec import TensorSpec
 
     if not isinstance(algorithm, Compressor):
         return []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ...planning.check import check
-from ...planning.data.cluster import Cluster
-from ...planning.data.plan import Plan
-from ...planning.data.profile import Profile
-from ...planning.settings import Planner
+from gradwire.planning.check import check
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.settings import Planner
+
 from .tolerance import must
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...exchange.error_feedback import residuals
-from .. import Exchange, State
-from ..spec import TensorSpec
+from gradwire.contract import Exchange, State
+from gradwire.contract.spec import TensorSpec
+from gradwire.exchange.error_feedback import residuals
 
 SIZES = (0, 1, 5, 8, 9, 64, 1000)
 

@@ -10,11 +10,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ...exchange.by_name import run_local
-from ...exchange.error_feedback import feedback_refusal, with_error_feedback
-from ...exchange.local import drive
-from ...exchange.pair import Pair
-from .. import Exchange, Member
+from gradwire.contract import Exchange, Member
+from gradwire.exchange.by_name import run_local
+from gradwire.exchange.error_feedback import feedback_refusal, with_error_feedback
+from gradwire.exchange.local import drive
+from gradwire.exchange.pair import Pair
+
 from .cases import Case, kept_of, states_of
 from .tolerance import must
 

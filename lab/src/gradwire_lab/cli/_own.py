@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ...errors import InvalidSetting, UnknownName, invalid
+from gradwire.errors import InvalidSetting, UnknownName, invalid
 
 TEXT = ".compll"
 
@@ -45,8 +45,8 @@ def module_of(path: Path) -> ModuleType:
 
 def program_of_text(path: Path, more: list[Path], traits: list[str]) -> Any:
     """The program of a text in the paper's form."""
-    from ...contract import Layout
-    from ...contract.registry import extension
+    from gradwire.contract import Layout
+    from gradwire.contract.registry import extension
 
     promised: dict[str, Any] = {trait.replace("-", "_"): True for trait in traits}
     if promised.pop("sparse", False):
@@ -132,8 +132,8 @@ def _named(module: ModuleType) -> dict[str, Any]:
 
 
 def _is_algorithm(value: Any, module: ModuleType) -> bool:
-    from ...contract import Compressor, Exchange
-    from ...contract.collective import Collective
+    from gradwire.contract import Compressor, Exchange
+    from gradwire.contract.collective import Collective
 
     if isinstance(value, type):
         own = value.__module__ == module.__name__ and not inspect.isabstract(value)
@@ -147,7 +147,7 @@ def _is_algorithm(value: Any, module: ModuleType) -> bool:
 
 def _plans(function: Any) -> bool:
     """Whether a function looks like a planner: it returns a Plan of a profile and a cluster."""
-    from ...planning.data.plan import Plan
+    from gradwire.planning.data.plan import Plan
 
     try:
         returns = typing.get_type_hints(function).get("return")
@@ -174,7 +174,7 @@ def _instances(
 
 def _shipped(name: str) -> Any:
     """The compressor, collective or planner that is shipped under a name."""
-    from ...contract.registry import load, names
+    from gradwire.contract.registry import load, names
 
     kinds = ("compress", "collective", "planner")
     for kind in kinds:

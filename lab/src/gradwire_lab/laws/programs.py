@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...dsl.program import Program
-from ...kernels.compiler import reference_only
-from ..spec import working_dtype
+from gradwire.contract.spec import working_dtype
+from gradwire.dsl.program import Program
+from gradwire.kernels.compiler import reference_only
+
 from .payloads import content, spec_alone
 from .tolerance import must, same_bits
 

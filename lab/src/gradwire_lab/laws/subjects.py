@@ -10,16 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...dsl.program import Program
-from ...errors import IncompatiblePair, LawBroken, invalid
-from ...exchange.clipping import Clipping
-from ...exchange.decoupled_momentum import DecoupledMomentum
-from ...exchange.error_feedback import ErrorFeedback
-from ...exchange.momentum import MomentumCorrection
-from ...exchange.pair import Pair, pair, suited
-from .. import Compressor, Exchange
-from ..collective import Collective
-from ..registry import load, names
+from gradwire.contract import Compressor, Exchange
+from gradwire.contract.collective import Collective
+from gradwire.contract.registry import load, names
+from gradwire.dsl.program import Program
+from gradwire.errors import IncompatiblePair, LawBroken, invalid
+from gradwire.exchange.clipping import Clipping
+from gradwire.exchange.decoupled_momentum import DecoupledMomentum
+from gradwire.exchange.error_feedback import ErrorFeedback
+from gradwire.exchange.momentum import MomentumCorrection
+from gradwire.exchange.pair import Pair, pair, suited
+
 from . import (
     bounded,
     collectives,

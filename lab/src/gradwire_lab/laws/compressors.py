@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import LawBroken
-from .. import Compressor
-from ..spec import TensorSpec, working_dtype
+from gradwire.contract import Compressor
+from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.errors import LawBroken
+
 from . import payloads
 from .payloads import content, decoded_of, encoded, residual_for, spec_alone
 from .tolerance import assert_near, largest, must, same_bits, tame

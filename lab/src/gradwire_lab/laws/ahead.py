@@ -13,9 +13,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ...exchange.error_feedback import ErrorFeedback
-from ...exchange.local import drive
-from .. import Exchange, Member, State
+from gradwire.contract import Exchange, Member, State
+from gradwire.exchange.error_feedback import ErrorFeedback
+from gradwire.exchange.local import drive
+
 from .cases import Case, tensors_of
 from .tolerance import must, same_bits
 

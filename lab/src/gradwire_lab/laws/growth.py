@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from ...exchange.error_feedback import feedback_refusal, with_error_feedback
-from ...exchange.local import drive
-from .. import Exchange, Member
+from gradwire.contract import Exchange, Member
+from gradwire.exchange.error_feedback import feedback_refusal, with_error_feedback
+from gradwire.exchange.local import drive
+
 from .cases import Case
 from .tolerance import must
 

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import Deadlock, InvalidSetting, LawBroken
-from ...exchange.by_name import texts
-from ...exchange.local import Outcome, drive
-from ...exchange.pair import Pair
-from .. import Exchange, Member, State
-from ..tensorwise import tensor_sizes
-from ..verbs import AllToAll, Compute, Steps, Verb
+from gradwire.contract import Exchange, Member, State
+from gradwire.contract.tensorwise import tensor_sizes
+from gradwire.contract.verbs import AllToAll, Compute, Steps, Verb
+from gradwire.errors import Deadlock, InvalidSetting, LawBroken
+from gradwire.exchange.by_name import texts
+from gradwire.exchange.local import Outcome, drive
+from gradwire.exchange.pair import Pair
+
 from .cases import Case, thinned
 from .tolerance import assert_near, largest, must, same_bits
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...planning.data.cluster import Cluster
-from ...planning.data.fit import LineFit
-from ...planning.data.profile import GradientDType, Layer, Profile, ProfiledTensor
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.profile import GradientDType, Layer, Profile, ProfiledTensor
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FINITE_KINDS = (

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import LawBroken
-from ...exchange.local import drive
-from .. import Compressor, Member, Traits
-from ..spec import TensorSpec
+from gradwire.contract import Compressor, Member, Traits
+from gradwire.contract.spec import TensorSpec
+from gradwire.errors import LawBroken
+from gradwire.exchange.local import drive
+
 from .tolerance import must
 
 KINDS = ("normal", "laplace", "heavy-tailed", "sparse")

@@ -8,12 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...collective.casync_ps import casync_ps
-from ...collective.casync_ring import casync_ring
-from ...exchange.error_feedback import feedback_refusal, with_error_feedback
-from ...exchange.local import drive
-from ...exchange.pair import Pair
-from .. import Exchange, Member
+from gradwire.collective.casync_ps import casync_ps
+from gradwire.collective.casync_ring import casync_ring
+from gradwire.contract import Exchange, Member
+from gradwire.exchange.error_feedback import feedback_refusal, with_error_feedback
+from gradwire.exchange.local import drive
+from gradwire.exchange.pair import Pair
+
 from .cases import Case, kept_of, thinned
 from .exchanges import accuracy
 from .tolerance import assert_near, largest, must, same_bits

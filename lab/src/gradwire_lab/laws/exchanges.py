@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...exchange.by_name import clone_state, run_local
-from ...exchange.error_feedback import ErrorFeedback, Wrapper
-from ...exchange.local import drive
-from ...exchange.pair import Pair
-from .. import Exchange, Result, State
-from ..spec import TensorSpec, working_dtype
-from ..verbs import Steps
+from gradwire.contract import Exchange, Result, State
+from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.verbs import Steps
+from gradwire.exchange.by_name import clone_state, run_local
+from gradwire.exchange.error_feedback import ErrorFeedback, Wrapper
+from gradwire.exchange.local import drive
+from gradwire.exchange.pair import Pair
+
 from . import ahead, many_steps
 from .cases import Case, kept_of, states_of, tensors_of
 from .collectives import Undefined

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import gradwire as gw
-from gradwire.cli.commands._own import subjects_of
-from gradwire.contract.laws import (
+from gradwire.planning.planner.wfbp import wfbp
+from gradwire_lab.cli._own import subjects_of
+from gradwire_lab.laws import (
     collectives,
     compressors,
     densities,
@@ -20,8 +21,7 @@ from gradwire.contract.laws import (
     planners,
     programs,
 )
-from gradwire.contract.laws.subjects import held_to
-from gradwire.planning.planner.wfbp import wfbp
+from gradwire_lab.laws.subjects import held_to
 from tests.cli.conftest import Ended
 
 pytestmark = pytest.mark.slow

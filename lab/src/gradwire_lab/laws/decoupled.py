@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from ...exchange.by_name import run_local
-from ...exchange.decoupled_momentum import DecoupledMomentum
-from .. import State
+from gradwire.contract import State
+from gradwire.exchange.by_name import run_local
+from gradwire.exchange.decoupled_momentum import DecoupledMomentum
+
 from . import momentum
 from .cases import Case, kept_of, states_of
 from .tolerance import assert_near, largest, must, same_bits
