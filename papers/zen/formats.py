@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradwire.cli.report import curves
 from gradwire.kernels.sparse.entries import Entries
 from gradwire.kernels.sparse.format import SparseFormat
 from gradwire.kernels.sparse.formats.bitmap import bitmap
@@ -22,6 +21,7 @@ from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 from gradwire.kernels.sparse.parts import Part, parts_of
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.planning.data.sparsity import BLOCK
+from gradwire_bench.report import curves
 
 from ..frame import Ask, Claim, Findings, Row
 from .captures import MODELS, captured, present

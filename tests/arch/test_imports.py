@@ -136,10 +136,8 @@ def test_a_circle_is_seen() -> None:
 
 NEIGHBOURS = {
     ("gradwire_lab.compress", "gradwire.compress"): "compressors of the lab are made as ours are",
-    (
-        "gradwire_lab.cli",
-        "gradwire.cli.commands",
-    ): "its commands read a model and settings as ours do",
+    ("gradwire_lab.cli", "gradwire.cli.commands"): "they read models and settings as ours do",
+    ("gradwire_bench.cli", "gradwire.cli.commands"): "simulate reads links as plan does",
 }
 """Folders whose support another package may import, and why."""
 

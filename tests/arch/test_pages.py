@@ -200,7 +200,7 @@ def test_the_rule_of_paths_bites(text: str, num_missing: int) -> None:
 @pytest.mark.parametrize(
     ("name", "there"),
     [
-        ("gradwire.planning.tune.tune", True),
+        ("gradwire_lab.planning.tune.tune", True),
         ("gradwire.attach", True),
         ("gradwire.contract.Compressor.encode", True),
         ("gradwire.cost.cluster", False),

@@ -21,10 +21,10 @@ from gradwire.exchange.decoupled_momentum import DecoupledMomentum
 from gradwire.exchange.density_warmup import DensityWarmup
 from gradwire.exchange.error_feedback import ErrorFeedback, Wrapper, residuals
 from gradwire.exchange.hosts import TwoLevel
-from gradwire.exchange.measured_scheme import MeasuredScheme
 from gradwire.exchange.momentum import MomentumCorrection
 from gradwire.exchange.natural import Natural
 from gradwire.exchange.warmup import Warmup
+from gradwire_lab.exchange.measured_scheme import MeasuredScheme
 from gradwire_lab.laws.cases import Case, states_of
 from gradwire_lab.laws.tolerance import must
 from tests.laws.test_laws_bite import rejected

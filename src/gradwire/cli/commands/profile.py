@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...contract.registry import names
+from ...contract.registry import extension, names
 from ...contract.units import parse_rate
 from ...errors import InvalidSetting, invalid
 from ...planning import catalogue
@@ -102,14 +102,11 @@ def _save(measured: Profile | None, cluster: Cluster | None, folder: Path) -> No
 
 def _draw(measured: Profile | None, cluster: Cluster | None, picture: Path, title: str) -> None:
     """The picture, and one more beside it where gradients are sparse."""
-    from ..report import fits
-
-    fits.draw(() if measured is None else measured.layers, cluster, picture, title=title)
+    pictures = extension("pictures")
+    pictures.draw(() if measured is None else measured.layers, cluster, picture, title=title)
     zeros = None if measured is None else measured.sparsity
     if zeros is not None and zeros.tensors:
-        from ..report import sparsity
-
-        sparsity.draw(zeros, picture.with_stem(f"{picture.stem}-sparsity"), title=title)
+        pictures.draw_sparsity(zeros, picture.with_stem(f"{picture.stem}-sparsity"), title=title)
 
 
 def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> Cluster | None:
@@ -175,8 +172,6 @@ def _compressors(wanted: bool) -> tuple[str, ...]:
 
 def _on_hosts(hosts: int, rate: str, codecs: bool) -> Cluster:
     """Measures shaped hosts of gradwire-bench, or the loopback where none can be made."""
-    from ...contract.registry import extension
-
     if hosts < 2:
         raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
     testbed = extension("testbed")

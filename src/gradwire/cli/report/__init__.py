@@ -1,4 +1,1 @@
-"""Tables, pictures and the HTML report, drawn from traces and rows only.
-
-May import: errors, units, trace. Pictures and HTML need the extra ``gradwire[report]``.
-"""
+"""Tables and pages of algorithms, as text, of rows only; pictures are gradwire-bench's."""

@@ -21,14 +21,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ..contract.bounds import check_whole
-from ..errors import InvalidSetting, NotInstalled, invalid
-from .data.cluster import Cluster
-from .data.plan import Plan
-from .data.profile import Profile
-from .price import fewest_messages, iteration_s
-from .settings import Planner, with_settings
-from .space import Space
+from gradwire.contract.bounds import check_whole
+from gradwire.errors import InvalidSetting, NotInstalled, invalid
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.price import fewest_messages, iteration_s
+from gradwire.planning.settings import Planner, with_settings
+from gradwire.planning.space import Space
 
 Objective = Callable[[Plan], float]
 """Seconds that a plan takes, predicted or measured; less is better."""

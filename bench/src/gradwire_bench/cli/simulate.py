@@ -10,20 +10,21 @@ from typing import Annotated
 
 import typer
 
-from ...contract.registry import load, names
-from ...contract.trace.chrome import save_chrome
-from ...contract.trace.span import Trace
-from ...contract.units import format_rate, ratio
-from ...errors import InvalidSetting, invalid
-from ...planning.catalogue import load_or_read
-from ...planning.clock.timeline import simulate as run_plan
-from ...planning.data.cluster import Cluster
-from ...planning.data.profile import Profile
-from ...planning.plan import plan as make_plan
-from ...planning.tune import search_space
+from gradwire.cli.commands._inputs import RANKS, RATE, read_cluster, read_ranks, read_rates
+from gradwire.cli.report.output import emit, progress
+from gradwire.contract.registry import load, names
+from gradwire.contract.trace.chrome import save_chrome
+from gradwire.contract.trace.span import Trace
+from gradwire.contract.units import format_rate, ratio
+from gradwire.errors import InvalidSetting, invalid
+from gradwire.planning.catalogue import load_or_read
+from gradwire.planning.clock.timeline import simulate as run_plan
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.plan import plan as make_plan
+from gradwire_lab.planning.tune import search_space
+
 from ..report import curves, timeline
-from ..report.output import emit, progress
-from ._inputs import RANKS, RATE, read_cluster, read_ranks, read_rates
 
 app = typer.Typer()
 

@@ -9,10 +9,9 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from gradwire.cli.report import curves, timeline
 from gradwire.contract.trace.span import Span, Trace
 from gradwire.errors import InvalidSetting
-from gradwire_bench.report import bars, heat
+from gradwire_bench.report import bars, curves, heat, timeline
 
 DENSE = Trace.of(
     [

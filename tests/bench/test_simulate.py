@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gradwire.cli.commands.simulate import app
 from gradwire.contract.registry import names
 from gradwire.errors import InvalidSetting
+from gradwire_bench.cli.simulate import app
 
 RUN = CliRunner()
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import InvalidSetting
+from gradwire.errors import InvalidSetting
+
 from .figure import FAINT, INK, SERIES, new_figure, quiet, save
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import NotInstalled
+from gradwire.errors import NotInstalled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

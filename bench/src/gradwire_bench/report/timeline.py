@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...contract.trace.chrome import slots
-from ...contract.trace.span import Span, Trace
-from ...contract.units import format_seconds
-from ...errors import InvalidSetting
+from gradwire.contract.trace.chrome import slots
+from gradwire.contract.trace.span import Span, Trace
+from gradwire.contract.units import format_seconds
+from gradwire.errors import InvalidSetting
+
 from . import density
 from .figure import FAINT, INK, SERIES, new_figure, quiet, save
 

@@ -19,8 +19,8 @@ from gradwire.exchange.by_name import run_local
 from gradwire.exchange.counted import LOSSLESS
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
-from gradwire.exchange.measured_scheme import MeasuredScheme, scheme_of, with_measured_scheme
 from gradwire.exchange.pair import Pair
+from gradwire_lab.exchange.measured_scheme import MeasuredScheme, scheme_of, with_measured_scheme
 from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import FEW, Case
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from gradwire.cli.report import density, timeline
 from gradwire.contract.trace.density import StepDensity
 from gradwire.contract.trace.span import Span, Trace
+from gradwire_bench.report import density, timeline
 
 
 def of(rank: int, step: int, asked: float | None = 100.0) -> StepDensity:

@@ -28,19 +28,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..collective.steps.entries import num_entries, value_dtype
-from ..collective.steps.sizes import tell_count
-from ..contract import Compressor, Exchange, Layout, Member, Result, State
-from ..contract.bounds import check_whole
-from ..contract.registry import load
-from ..contract.spec import TensorSpec
-from ..contract.verbs import Steps
-from ..errors import invalid
-from ..kernels.sparse.entries import num_units
-from .by_name import exchange_for
-from .counted import LOSSLESS, counted, fastest
-from .error_feedback import ErrorFeedback, Wrapper
-from .pair import Pair
+from gradwire.collective.steps.entries import num_entries, value_dtype
+from gradwire.collective.steps.sizes import tell_count
+from gradwire.contract import Compressor, Exchange, Layout, Member, Result, State
+from gradwire.contract.bounds import check_whole
+from gradwire.contract.registry import load
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.verbs import Steps
+from gradwire.errors import invalid
+from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.counted import LOSSLESS, counted, fastest
+from gradwire.exchange.error_feedback import ErrorFeedback, Wrapper
+from gradwire.exchange.pair import Pair
+from gradwire.kernels.sparse.entries import num_units
 
 STEPS = 5
 """Steps that are measured by default."""

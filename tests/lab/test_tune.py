@@ -23,8 +23,8 @@ from gradwire.planning.planner.usbyte_extended import usbyte_extended
 from gradwire.planning.price import iteration_s
 from gradwire.planning.settings import settings_of
 from gradwire.planning.space import WholeNumbers
-from gradwire.planning.tune import search_space, tune
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planning.tune import search_space, tune
 from tests.planning.profiles import TEN_GBIT, exact_cluster, random_instance
 
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
@@ -170,7 +170,7 @@ def test_unknown_planners_are_named() -> None:
 
 
 def test_importing_planners_does_not_import_optuna() -> None:
-    source = inspect.getsource(importlib.import_module("gradwire.planning.tune"))
+    source = inspect.getsource(importlib.import_module("gradwire_lab.planning.tune"))
     assert "\nimport optuna" not in source
     assert "\nfrom optuna" not in source
 
