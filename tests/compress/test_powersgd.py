@@ -17,7 +17,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Member
-from gradwire.dsl import factors
+from gradwire.dsl import lowrank as factors
 from gradwire.exchange.by_name import clone_state, exchange_for, texts
 from gradwire.exchange.local import drive
 from gradwire_lab.laws.tolerance import same_bits

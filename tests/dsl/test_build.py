@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.kernels import cache, compiler
+from gradwire.kernels import compiler
 from gradwire_lab.compress.tbq import tbq
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
-    """A process that has loaded and warned nothing, with an empty cache."""
+    """A process that has loaded and warned nothing, with an empty compiler."""
     monkeypatch.setattr(compiler, "_loaded", {})
     monkeypatch.setattr(compiler, "_state", {"forced": 0, "warned": 0})
     monkeypatch.setattr(compiler, "FLAG_SETS", (QUICK_FLAGS,))
@@ -89,7 +89,7 @@ def test_processes_that_start_together_build_once(tmp_path):
 def test_a_damaged_library_is_built_again():
     source = tbq(threshold=1.0).kernels().built.source
     name = compiler.library_name(source, compiler.find_compiler(), source.flag_sets[0])
-    library = next(cache.paths()) / name
+    library = next(compiler.paths()) / name
     library.parent.mkdir(mode=0o700, parents=True)
     library.write_bytes(b"\x7fELF and then nothing")
     assert encoded() == [0b11_01_00_10]

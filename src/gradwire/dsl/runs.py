@@ -20,7 +20,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..kernels.gpu import has_triton
+from ..kernels.build import has_triton
 from . import ir
 from .gpu import runs as gpu_runs
 from .interp import evaluated

@@ -21,7 +21,7 @@ from torch import Tensor
 from gradwire.cli.report.table import Row
 from gradwire.contract.travel import bytes_sent
 from gradwire.errors import NotInstalled, invalid
-from gradwire.kernels.gpu import has_triton
+from gradwire.kernels.build import has_triton
 from gradwire.kernels.sparse.entries import Entries
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap

@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from ...errors import invalid
-from ..build import load_library
-from ..gpu import has_triton
-from ..operands import address
+from ..build import address, has_triton, load_library
 from .bits import NO_MEMORY
 from .entries import Entries, check_entries
 from .gpu import partition as gpu

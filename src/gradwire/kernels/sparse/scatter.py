@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..build import load_library
-from ..operands import address, serves_cpp
+from ..build import address, load_library, serves_cpp
 from .entries import Entries, check_entries, num_units
 from .parts import Part
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..language import float32, int32
-from ..operators import Operator, register
+from gradwire.dsl.language import float32, int32
+from gradwire.dsl.operators import Operator, register
 
 LEAST, MOST = -127, 128
 """The exponent of 0, and that of what is not finite."""

@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..language import float32, int32, uint8
-from ..operators import Operator, register
+from .language import float32, int32, uint8
+from .operators import Operator, register
 
 
 def _to_codes(value: Tensor) -> Tensor:
