@@ -215,7 +215,7 @@ def test_the_rule_of_dotted_names_bites(name: str, there: bool) -> None:
     ("text", "num_missing"),
     [
         ("``supersteps.Joint`` and `sim.network`, ``torch.compile``, `engine.py`", 0),
-        ("see ``stages.Joint``", 1),
+        ("see ``rewrite.Joint``", 1),
         ("``_factors.Held``: where matrices lie", 1),
     ],
 )

@@ -26,8 +26,15 @@ from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity, uni
 from gradwire.planning.default_fusion import default_messages
 from gradwire.planning.exchanges import exchanges_of
 from gradwire.planning.explain import explain
-from gradwire.planning.fidelity import FIDELITIES, LOSS_OVER_DENSE, admitted
-from gradwire.planning.judgement import MARGIN, Judgement, PricedPlan, Survey
+from gradwire.planning.judgement import (
+    FIDELITIES,
+    LOSS_OVER_DENSE,
+    MARGIN,
+    Judgement,
+    PricedPlan,
+    Survey,
+    admitted,
+)
 from gradwire.planning.planner.auto import auto, survey
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.wfbp import wfbp

@@ -277,8 +277,7 @@ def placed(format: Format, buffer: Tensor | None, device: torch.device) -> Paylo
 # ---- Kept elements become a payload, and a payload a gradient again ----------------------------
 #
 # Kernels append what they keep to memory that has room for all; once its number is known it is
-# cut to
-# the largest, if there are too many, and put where the payload's size lets it lie.
+# cut to the largest, if there are too many, and put where the payload's size lets it lie.
 #
 # Legend: N elements of the gradient, C that a filter kept, K of them sent.
 

@@ -8,12 +8,12 @@ are plain numbers. A map leaves no node behind: a vector *is* the expression of 
     random(a, b)     a number an element          where(c, a, b)        a where c holds, else b
     concat(n=v, ...) the payload, by field        extract(payload)      its fields, in order
 
-Of the whole gradient, known before its blocks are visited (``stages``):
+Of the whole gradient, known before its blocks are visited:
 
     sample(G, share) elements drawn at random     sort(S, order)        it, or all, in order
     pick(S, part)    the one at a part of it      whole(b, f, start)    a block's value over all
 
-Of what a filter kept, to be sent as a list (``selection``):
+Of what a filter kept, to be sent as a list:
 
     top(K, share)    the largest of it            indices(K)            its places
     scatter(I, K)    the decoded gradient, 0 elsewhere

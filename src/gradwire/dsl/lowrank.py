@@ -1,6 +1,6 @@
-"""An exchange of every program of matrices, which torch carries out (``factors``), and its ladder.
+"""An exchange of every program of matrices, which torch carries out, and its ladder.
 
-Letters as in ``factors``: T tensors, B adjacent matrices of one shape and rank, R columns."""
+Letters: T tensors, B adjacent matrices of one shape and rank, R columns."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from .matrices import Factor, LowRank, Matrix, Operand, trace_matrices
 # ---- A step of a program of matrices in torch, and where its matrices and factors lie ----------
 #
 # Letters: T tensors of a message, B adjacent ones of one shape and rank; a matrix has N rows (n,
-# the
-# tensor's first dimension) and M columns (m, all its others), its factors have R columns.
+# the tensor's first dimension) and M columns (m, all its others), its factors have R columns.
 
 
 class FactorPlace(NamedTuple):

@@ -3,5 +3,5 @@
 Operands are 1-D contiguous tensors that the caller owns and reuses; nothing here allocates in
 steady state. The C++ serves float32 on the CPU, the reference everything else. Results do not
 depend on the number of threads. ``compiler`` builds the libraries, those of generated kernels too,
-and ``cache`` keeps them. May import: errors, units, torch.
+and keeps them. May import: errors, units, torch.
 """

@@ -70,9 +70,9 @@ def source(name: str) -> CppSource:
     return CppSource(name, (_SOURCES / f"{name}.cpp").read_text(encoding="utf-8"), _SOURCES)
 
 
-# ---- whether kernels for a GPU can be made here: triton is optional ------------------------------
+# ---- whether kernels for a GPU can be made here ------------------------------------------------
 #
-# optional
+# Triton is optional.
 
 
 @cache

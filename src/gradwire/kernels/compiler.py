@@ -2,7 +2,7 @@
 
 Hand-written kernels (csrc/*.cpp) and generated ones (dsl) both come through ``load_compiled``. A
 library's file name carries a hash of all that decides its content (text, headers, flags, compiler,
-CPU), so a file in the cache (``cache``) is either the right one or not there. Whatever fails,
+CPU), so a file in the cache is either the right one or not there. Whatever fails,
 ``load_compiled`` says so once and returns None: the reference implementations serve then. Nothing
 happens on import."""
 

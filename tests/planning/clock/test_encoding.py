@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from gradwire.contract.units import format_seconds
 from gradwire.planning.check import check
 from gradwire.planning.clock.clock import run_on_clock
-from gradwire.planning.clock.demand import Demand
-from gradwire.planning.clock.encoding import Encoding, without_encodes
+from gradwire.planning.clock.demand import Demand, Encoding, without_encodes
 from gradwire.planning.clock.engine import Traffic, play
 from gradwire.planning.clock.supersteps import Joint, Price, Superstep, Work
 from gradwire.planning.clock.timeline import simulate

@@ -11,7 +11,7 @@ from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.drafts import Blend, Draft
-from gradwire.planning.measure.cores import shared_cores
+from gradwire.planning.measure.links import shared_cores
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
