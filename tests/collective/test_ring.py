@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.collective.casync_ring import casync_ring
-from gradwire.collective.steps.staggered import staggered
+from gradwire.collective.casync_ring import casync_ring, staggered
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit

@@ -26,10 +26,9 @@ from gradwire.contract.verbs import (
 )
 from gradwire.exchange.error_feedback import ErrorFeedback, feedback_refusal
 from gradwire.exchange.local import drive
-from gradwire.kernels.sparse.entries import Entries, num_units
+from gradwire.kernels.sparse.entries import Entries, Part, num_units
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
-from gradwire.kernels.sparse.parts import Part
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.kernels.sparse.scatter import scatter_entries
 from gradwire_lab.laws.inputs import make_gradient

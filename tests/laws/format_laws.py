@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.entries import Entries, Part, part_length
 from gradwire.kernels.sparse.format import SparseFormat
-from gradwire.kernels.sparse.parts import Part, part_length
 from gradwire_lab.laws.tolerance import same_bits
 
 PUSH_CONSTANT, PULL_CONSTANT = 3.0, math.sqrt(6.0)

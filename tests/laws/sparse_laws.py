@@ -22,7 +22,7 @@ from gradwire.contract import Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
-from gradwire.kernels.sparse.parts import parts_of
+from gradwire.kernels.sparse.entries import parts_of
 from gradwire_lab.laws.tolerance import assert_near, largest, same_bits
 
 KINDS = (

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.contract.registry import examples
 from gradwire.kernels.build import reference_only
-from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.entries import Entries, Part, parts_of
 from gradwire.kernels.sparse.formats.bitmap import bitmap
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.dense import dense
@@ -21,7 +21,6 @@ from gradwire.kernels.sparse.formats.elias_fano import elias_fano
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
-from gradwire.kernels.sparse.parts import Part, parts_of
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_lab.laws.tolerance import same_bits
 from tests.kernels.vectors import num_threads

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..contract import Exchange, Layout, Member, State, Traits, synchronise_alone
 from ..contract.bounds import MOST_SEED, check_whole
-from ..contract.ladder import Ladder
+from ..contract.exchange import Ladder
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.tensorwise import tensor_places
 from ..contract.travel import bytes_sent

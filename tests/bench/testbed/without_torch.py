@@ -11,5 +11,5 @@ import types
 from pathlib import Path
 
 package = types.ModuleType("gradwire")
-package.__path__ = [str(Path(__file__).parents[2] / "src" / "gradwire")]
+package.__path__ = [str(Path(__file__).parents[3] / "src" / "gradwire")]
 sys.modules["gradwire"] = package
