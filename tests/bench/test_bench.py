@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire_bench.cli import reproduce
+from gradwire_bench.cli import _checkout
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -18,7 +18,7 @@ KERNEL = ("bench", "kernel", "--only", "onebit", "--numel", "70000", "--rounds",
 
 @pytest.fixture
 def from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "PACKAGE", tmp_path / "site-packages" / "gradwire")
+    monkeypatch.setattr(_checkout, "PACKAGE", tmp_path / "site-packages" / "gradwire")
 
 
 def columns(ended: Ended) -> set[str]:

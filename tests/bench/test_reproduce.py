@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.errors import InvalidSetting
-from gradwire_bench.cli import reproduce
+from gradwire_bench.cli import _checkout
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -82,7 +82,7 @@ def test_a_wheel_says_where_the_papers_are(
     gradwire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site-packages" / "gradwire"
-    monkeypatch.setattr(reproduce, "PACKAGE", site)
+    monkeypatch.setattr(_checkout, "PACKAGE", site)
     ended = gradwire("reproduce", "usbyte", "--list")
     assert ended.code == 2
     assert f"papers/ is part of gradwire's source repository and not of {site.parent}" in ended.err
@@ -94,6 +94,6 @@ def test_another_package_beside_an_installed_one_is_not_the_papers(
 ) -> None:
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "__init__.py").touch()
-    monkeypatch.setattr(reproduce, "PACKAGE", tmp_path / "lib" / "gradwire")
+    monkeypatch.setattr(_checkout, "PACKAGE", tmp_path / "lib" / "gradwire")
     with pytest.raises(InvalidSetting, match="source repository"):
-        reproduce.beside_src("papers", "command")
+        _checkout.beside_src("papers", "command")
