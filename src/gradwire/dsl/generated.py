@@ -115,7 +115,7 @@ class Kernels:
 def scratch(
     name: str, dtype: torch.dtype, lengths: Sequence[int], device: torch.device
 ) -> list[Tensor]:
-    """Undefined vectors that the next call with this name overwrites: see `contract.passing`."""
+    """Undefined vectors that the next call with this name overwrites: see `scratch.passing`."""
     whole, stops = passing(f"compll {name}", sum(lengths), dtype, device), accumulate(lengths)
     return [whole[stop - numel : stop] for numel, stop in zip(lengths, stops, strict=True)]
 
