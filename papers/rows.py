@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwire.cli.report import curves
+from gradwire_bench.report import curves
 
 from .frame import Row
 

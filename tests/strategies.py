@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.contract.laws import inputs
-from gradwire.contract.laws.inputs import DTYPES, KINDS, make_gradient
+from gradwire_lab.laws import inputs
+from gradwire_lab.laws.inputs import DTYPES, KINDS, make_gradient
 
 WORLDS = tuple(
     world if world in (1, 2, 3, 5, 8, 13, 17) else pytest.param(world, marks=pytest.mark.slow)

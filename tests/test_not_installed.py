@@ -14,24 +14,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.cli.report import figure as _figure
 from gradwire.compress.uniform import uniform
-from gradwire.contract.laws.inputs import make_gradient, profile_of
 from gradwire.contract.trace.span import Span, Trace
 from gradwire.dsl.build import Call
 from gradwire.dsl.interp import Draws
 from gradwire.errors import InvalidSetting, NotInstalled
-from gradwire.kernels import gpu
+from gradwire.kernels import build as gpu
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.tune import tune
 from gradwire_bench.cli.demo import _report
 from gradwire_bench.demo import demo
 from gradwire_bench.micro import partition
 from gradwire_bench.micro.draws import IndexDraws
 from gradwire_bench.micro.kernel_peers import check_compiles
+from gradwire_bench.report import figure as _figure
 from gradwire_bench.report import html
 from gradwire_lab.compll_text import compile as text_compiler
 from gradwire_lab.compll_text.compile import compile_text
+from gradwire_lab.laws.inputs import make_gradient, profile_of
+from gradwire_lab.planning.tune import tune
 from scripts.catalogue import language
 from tests.arch.test_surroundings import optional_packages
 

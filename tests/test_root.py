@@ -34,7 +34,7 @@ def test_every_name_is_found_and_is_its_own(name: str) -> None:
     assert getattr(gw, name) is found
     if isinstance(found, type) or callable(found):
         assert found.__name__ == name
-        assert found.__module__.startswith("gradwire.")
+        assert found.__module__.startswith(("gradwire.", "gradwire_lab."))
 
 
 def test_no_name_is_also_a_module() -> None:

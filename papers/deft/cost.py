@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from gradwire.cli.report import curves
 from gradwire.planning.data.cluster import Cluster
+from gradwire_bench.report import curves
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
 from gradwire_bench.workloads.train import layer_sizes

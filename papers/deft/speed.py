@@ -10,12 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradwire.cli.report import curves
 from gradwire.compress.deft import bin_packing
 from gradwire.compress.deft.layer_k import layer_k
 from gradwire.compress.deft.partition import packable, two_stage
 from gradwire.compress.topk import topk
-from gradwire_bench.report import bars
+from gradwire_bench.report import bars, curves
 from gradwire_bench.workloads.train import layer_sizes
 
 from ..frame import Ask, Claim, Findings, Report, Row

@@ -21,8 +21,8 @@ from typing import Any
 
 from gradwire import compress
 from gradwire.contract.registry import load
-from gradwire.dsl.library import zero_run
 from gradwire.dsl.program import Program
+from gradwire_lab.library import zero_run
 
 from ..frame import Ask, Claim, Findings, Row
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gradwire.cli.report import curves
+from gradwire_bench.report import curves
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number

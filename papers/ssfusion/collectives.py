@@ -11,9 +11,9 @@ from itertools import permutations
 from math import log
 from pathlib import Path
 
-from gradwire.cli.report import curves
 from gradwire.contract.travel import travel
 from gradwire.planning import catalogue
+from gradwire_bench.report import curves
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from gradwire.cli.report import curves
 from gradwire.contract.registry import load
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.price import iteration_s
+from gradwire_bench.report import curves
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number

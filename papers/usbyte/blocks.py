@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwire.cli.report import curves
 from gradwire.contract.registry import load
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.price import iteration_s
+from gradwire_bench.report import curves
 
 from ..frame import Ask, Claim, Findings, Row
 from .setting import BENCHMARKS, MBIT, MODELS, RANKS, cluster_2, profile_of

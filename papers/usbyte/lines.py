@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from gradwire.cli.report import curves
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
 from gradwire.contract.travel import travel
@@ -20,6 +19,7 @@ from gradwire.exchange.pair import pair
 from gradwire.planning.clock.timeline import simulate_exchange
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit, fit_line
+from gradwire_bench.report import curves
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from gradwire.planning.buckets import buckets
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.orders import greedy
-from gradwire.planning.phases import Instance, UnequalBlock
+from gradwire.planning.phases import Instance, UnequalBlock, greedy
 
 
 @dataclass(frozen=True)

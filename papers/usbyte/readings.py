@@ -19,7 +19,7 @@ from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.price import iteration_s
-from gradwire.planning.tune import tune
+from gradwire_lab.planning.tune import tune
 
 from .printed import plan_as_printed
 from .setting import (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from gradwire.cli.report import curves
+from gradwire_bench.report import curves
 
 from ..frame import Ask, Claim, Findings, Row
 from .readings import (

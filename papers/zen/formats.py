@@ -12,16 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradwire.cli.report import curves
-from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.entries import Entries, Part, parts_of
 from gradwire.kernels.sparse.format import SparseFormat
 from gradwire.kernels.sparse.formats.bitmap import bitmap
 from gradwire.kernels.sparse.formats.blocks import blocks
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
-from gradwire.kernels.sparse.parts import Part, parts_of
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.planning.data.sparsity import BLOCK
+from gradwire_bench.report import curves
 
 from ..frame import Ask, Claim, Findings, Row
 from .captures import MODELS, captured, present

@@ -18,11 +18,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from gradwire.cli.report import curves
-from gradwire.kernels.gpu import has_triton
+from gradwire.kernels.build import has_triton
 from gradwire.kernels.sparse.entries import Entries
 from gradwire.kernels.sparse.gpu import partition
 from gradwire.kernels.sparse.permutation import Permutation
+from gradwire_bench.report import curves
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from .values import number

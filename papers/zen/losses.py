@@ -11,7 +11,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from gradwire.cli.report import curves
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.allreduce import allreduce
 from gradwire.collective.zen import zen
@@ -21,6 +20,7 @@ from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Exchange
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
+from gradwire_bench.report import curves
 from gradwire_bench.workloads.task import TrainingTask
 from gradwire_bench.workloads.train import History, train
 

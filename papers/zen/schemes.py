@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwire.cli.report import curves
 from gradwire.exchange.sparse_schemes import SCHEMES, SchemeInputs, zen_cost
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.sparsity import TensorSparsity
+from gradwire_bench.report import curves
 
 from ..frame import Ask, Claim, Findings, Row
 from .captures import MODELS, Capture, captured, present

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from gradwire.cli.report import curves
 from gradwire.planning.data.sparsity import (
     BLOCK,
     DOUBLINGS,
@@ -18,7 +17,7 @@ from gradwire.planning.data.sparsity import (
     UnitSparsity,
     unit_sparsity,
 )
-from gradwire_bench.report import heat
+from gradwire_bench.report import curves, heat
 
 from ..frame import Ask, Claim, Findings, Row
 from .captures import DENSITY, MODELS, SOURCES, Capture, captured, lacking, present, stem

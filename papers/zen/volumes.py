@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.sparse_ps_broadcast import sparse_ps_broadcast
-from gradwire.collective.steps.pulls import pulled_bytes
-from gradwire.kernels.sparse.entries import num_units
-from gradwire.kernels.sparse.parts import part_length
+from gradwire.collective.steps.push_pull import pulled_bytes
+from gradwire.kernels.sparse.entries import num_units, part_length
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.planning.data.sparsity import BLOCK
 

@@ -19,13 +19,12 @@ _PATHS = """
     exchange.decoupled_momentum.with_decoupled_momentum
     exchange.deep_gradient_compression.deep_gradient_compression
     exchange.density_warmup.with_density_warmup exchange.error_feedback.residuals
-    exchange.error_feedback.with_error_feedback exchange.measured_scheme.with_measured_scheme
-    exchange.momentum.with_momentum_correction exchange.natural.with_natural_sparsity
-    exchange.pair.pair exchange.warmup.with_warmup planning.clock.timeline.simulate
-    planning.data.cluster.Cluster planning.data.plan.Plan planning.data.profile.Profile
-    planning.data.sparsity.SparsityProfile planning.measure.layers.profile
-    planning.measure.sparsity.measure_sparsity planning.plan.plan runtime.attach.attach
-    runtime.handle.Handle runtime.local_steps.local_steps.local_steps
+    exchange.error_feedback.with_error_feedback exchange.momentum.with_momentum_correction
+    exchange.natural.with_natural_sparsity exchange.pair.pair exchange.warmup.with_warmup
+    planning.clock.timeline.simulate planning.data.cluster.Cluster planning.data.plan.Plan
+    planning.data.profile.Profile planning.data.sparsity.SparsityProfile
+    planning.measure.layers.profile planning.measure.sparsity.measure_sparsity planning.plan.plan
+    runtime.attach.attach runtime.handle.Handle runtime.local_steps.local_steps.local_steps
     runtime.state.redistribution.redistribute runtime.step.accounting.mean_residual_norm
 """
 _MODULES = {
@@ -35,18 +34,20 @@ _MODULES = {
     "planner": "planning.planner",
 }
 _HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
-__all__ = ["__version__", "collective", "compress", "errors", *_MODULES, *_HOME_OF]
+_OTHERS = ["collective", "compress", "errors", "with_measured_scheme"]
+__all__ = ["__version__", *_OTHERS, *_MODULES, *_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "with_measured_scheme":  # of the package gradwire-lab
+        return import_module(f"{__name__}.contract.registry").extension(name)
     home = f"{__name__}.{_HOME_OF.get(name) or _MODULES.get(name, name)}"
     try:
         module = import_module(home)
     except ModuleNotFoundError as error:
         if error.name != home:
             raise
-        from .errors import UnknownName
-
-        raise UnknownName("part of gradwire", name, __all__) from None
+        errors = import_module(f"{__name__}.errors")
+        raise errors.UnknownName("part of gradwire", name, __all__) from None
     found = globals()[name] = getattr(module, name) if name in _HOME_OF else module
     return found

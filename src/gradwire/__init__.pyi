@@ -1,5 +1,7 @@
 """The names that ``__init__.py`` looks up at first use."""
 
+from gradwire_lab.exchange.measured_scheme import with_measured_scheme as with_measured_scheme
+
 from . import collective as collective
 from . import compress as compress
 from . import errors as errors
@@ -30,7 +32,6 @@ from .exchange.deep_gradient_compression import (
 from .exchange.density_warmup import with_density_warmup as with_density_warmup
 from .exchange.error_feedback import residuals as residuals
 from .exchange.error_feedback import with_error_feedback as with_error_feedback
-from .exchange.measured_scheme import with_measured_scheme as with_measured_scheme
 from .exchange.momentum import with_momentum_correction as with_momentum_correction
 from .exchange.natural import with_natural_sparsity as with_natural_sparsity
 from .exchange.pair import pair as pair

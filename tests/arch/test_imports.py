@@ -30,7 +30,6 @@ FLOORS = (
         "runtime.pilot",
         "runtime.fsdp",
         "integrations",
-        "contract.laws",
     ),
     ("cli",),
 )
@@ -50,11 +49,11 @@ ORDER = {
 DISTRIBUTED = {
     "runtime": "carries the verbs out",
     "planning/measure/allreduce.py": "measures torch's own all-reduce",
-    "planning/measure/launched.py": "joins the ranks that torchrun started",
+    "planning/measure/links_rank.py": "joins the ranks that torchrun started",
     "integrations": "meets frameworks that hold process groups",
     "gradwire_bench": "starts ranks, and compares with torch's own collectives",
     "papers": "the ranks of what they measure are joined by it",
-    "cli/commands/_diagnosis.py": "lists the back ends there are",
+    "cli/commands/doctor.py": "lists the back ends there are",
 }
 """Files and folders that may import torch.distributed, and why."""
 
@@ -137,7 +136,8 @@ def test_a_circle_is_seen() -> None:
 
 NEIGHBOURS = {
     ("gradwire_lab.compress", "gradwire.compress"): "compressors of the lab are made as ours are",
-    ("gradwire_lab.cli", "gradwire.cli.commands"): "compll reads algorithms as check does",
+    ("gradwire_lab.cli", "gradwire.cli.commands"): "they read models and settings as ours do",
+    ("gradwire_bench.cli", "gradwire.cli.commands"): "simulate reads links as plan does",
 }
 """Folders whose support another package may import, and why."""
 

@@ -203,7 +203,7 @@ def test_the_rule_of_paths_bites(text: str, num_missing: int) -> None:
 @pytest.mark.parametrize(
     ("name", "there"),
     [
-        ("gradwire.planning.tune.tune", True),
+        ("gradwire_lab.planning.tune.tune", True),
         ("gradwire.attach", True),
         ("gradwire.contract.Compressor.encode", True),
         ("gradwire.cost.cluster", False),
@@ -218,7 +218,7 @@ def test_the_rule_of_dotted_names_bites(name: str, there: bool) -> None:
     ("text", "num_missing"),
     [
         ("``supersteps.Joint`` and `sim.network`, ``torch.compile``, `engine.py`", 0),
-        ("see ``stages.Joint``", 1),
+        ("see ``rewrite.Joint``", 1),
         ("``_factors.Held``: where matrices lie", 1),
     ],
 )

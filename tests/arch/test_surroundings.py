@@ -170,5 +170,5 @@ def test_the_rule_of_encodings_bites(text: str, num_wrong: int) -> None:
     ],
 )
 def test_the_rule_of_optional_packages_bites(text: str, num_wrong: int) -> None:
-    found = early_imports(read("planning/tune.py", text), frozenset({"optuna"}))
+    found = early_imports(read("gradwire_lab/planning/tune.py", text), frozenset({"optuna"}))
     assert len(found) == num_wrong

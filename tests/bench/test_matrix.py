@@ -8,16 +8,20 @@ import pytest
 
 from gradwire.errors import InvalidSetting
 from gradwire_bench.runs.matrix import (
+    BEGIN,
+    END,
     PROGRAMS,
     Cell,
     Matrix,
     ProgramEnd,
     ProgramFile,
+    is_wrong,
     judge,
+    markdown,
     read,
     run,
+    write,
 )
-from gradwire_bench.runs.matrix_table import BEGIN, END, is_wrong, markdown, write
 
 SPECIMENS = Path(__file__).parent / "specimens"
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gradwire_bench.training.muon import TIMES_RATE, MuonWithAdamW
+from gradwire_bench.training.trainer import TIMES_RATE, MuonWithAdamW
 
 
 class Small(nn.Module):

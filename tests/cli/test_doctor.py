@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.cli.commands import _diagnosis as diagnosis
+from gradwire.cli.commands import doctor as diagnosis
 from gradwire.cli.commands.doctor import fit_rows, link_warnings, path_rows
 from gradwire.cli.report.table import Row
 from gradwire.planning.data.fit import LineFit

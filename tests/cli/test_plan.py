@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.registry import names
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster
@@ -16,6 +15,7 @@ from gradwire.planning.data.plan import Plan
 from gradwire.planning.planner.bytescheduler import bytescheduler
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import iteration_s
+from gradwire_lab.laws.inputs import profile_of
 from tests.cli.conftest import Ended
 
 Gradwire = Callable[..., Ended]

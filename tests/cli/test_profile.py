@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from gradwire.cli.commands import profile as verb
-from gradwire.cli.report import fits
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.cluster import VERBS, Cluster, CodecFit
 from gradwire.planning.data.fit import fit_line
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.measure.links_rank import LinksBench
+from gradwire_bench.report import profile_pictures
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import run_ranks
 from tests.cli.conftest import Ended
@@ -191,4 +191,4 @@ def test_hosts_are_really_measured() -> None:
 def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
     stated = Cluster(num_ranks=2, rate_bytes_per_s=1e6)
     with pytest.raises(InvalidSetting, match="nothing to draw"):
-        fits.draw((), stated, tmp_path / "none.png", title="")
+        profile_pictures.draw((), stated, tmp_path / "none.png", title="")

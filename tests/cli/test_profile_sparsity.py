@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.cli.report import sparsity
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.profile import Profile
+from gradwire_bench.report import profile_pictures
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -84,7 +84,7 @@ def test_a_dense_model_is_no_mistake(gradwire: Run, script: Path, tmp_path: Path
     found = Profile.load(tmp_path / "profile.json").sparsity
     assert found is not None
     with pytest.raises(InvalidSetting, match="nothing to draw"):
-        sparsity.draw(found, tmp_path / "none.png", title="")
+        profile_pictures.draw_sparsity(found, tmp_path / "none.png", title="")
 
 
 @pytest.mark.parametrize(

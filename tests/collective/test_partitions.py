@@ -17,7 +17,7 @@ from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Member, State
 from gradwire.contract.collective import Collective
-from gradwire.contract.laws.inputs import profile_of
+from gradwire_lab.laws.inputs import profile_of
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.hosts import with_hosts

@@ -13,12 +13,12 @@ from gradwire.collective.zen import zen
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Member
 from gradwire.contract.collective import Collective
-from gradwire.contract.laws.collectives import Undefined
 from gradwire.contract.registry import examples
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
 from gradwire.exchange.local import drive
 from gradwire.exchange.sparse_schemes import OF_ROWS
+from gradwire_lab.laws.collectives import Undefined
 from tests.strategies import bounded
 
 NUM_ROWS, WIDTH = 60, 3

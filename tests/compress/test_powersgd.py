@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.contract.laws.tolerance import same_bits
-from gradwire.dsl import factors
+from gradwire_lab.laws.tolerance import same_bits
+from gradwire.dsl import lowrank as factors
 from gradwire.exchange.by_name import exchange_for
 from tests.compress.test_support import Shapes, draw, spec_of
 from tests.strategies import bounded

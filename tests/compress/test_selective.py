@@ -19,9 +19,9 @@ from gradwire.compress.selective.choice import SMALL, Choice, choose
 from gradwire.compress.selective.mixed import Mixed
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Member
-from gradwire.contract.laws import collectives, exchanges, many_steps
-from gradwire.contract.laws.cases import Case
-from gradwire.contract.laws.tolerance import same_bits
+from gradwire_lab.laws import collectives, exchanges, many_steps
+from gradwire_lab.laws.cases import Case
+from gradwire_lab.laws.tolerance import same_bits
 from gradwire.contract.payload import Payload
 from gradwire.contract.registry import load
 from gradwire.errors import RanksDiffer

@@ -16,7 +16,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.compress.deft.support import SharedSupport
 from gradwire.contract import Layout, Member, Selection, Traits
-from gradwire.contract.laws.tolerance import same_bits
+from gradwire_lab.laws.tolerance import same_bits
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive

@@ -16,11 +16,6 @@ from gradwire.collective.zen import zen
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Member
-from gradwire.contract.laws.cases import FEW
-from gradwire.contract.laws.collectives import law_never_deadlocks
-from gradwire.contract.laws.compressors import LAWS
-from gradwire.contract.laws.exchanges import law_nothing_is_lost_or_made
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.payload import Payload
 from gradwire.contract.shapes_only import Hollow
 from gradwire.contract.spec import TensorSpec
@@ -31,6 +26,11 @@ from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair, pair
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
+from gradwire_lab.laws.cases import FEW
+from gradwire_lab.laws.collectives import law_never_deadlocks
+from gradwire_lab.laws.compressors import LAWS
+from gradwire_lab.laws.exchanges import law_nothing_is_lost_or_made
+from gradwire_lab.laws.tolerance import same_bits
 from tests.laws.cases import compressors
 
 NOT_ITS = {

@@ -23,8 +23,8 @@ import typer
 
 from gradwire.cli.main import app_of, verbs
 from gradwire.cli.report import algorithm
-from gradwire.contract.laws.subjects import check, held_to
 from gradwire.contract.registry import KINDS, load, names
+from gradwire_lab.laws.subjects import check, held_to
 from scripts.doctest_blocks import fenced
 from scripts.site_pages import COPIED, NAV, ROOT, generated, linked
 from tests.test_readme import SURROUNDINGS

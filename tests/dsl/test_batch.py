@@ -9,7 +9,7 @@ import torch
 
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
-from gradwire.contract.laws.tolerance import same_bits
+from gradwire_lab.laws.tolerance import same_bits
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.build import Built
 from gradwire.kernels import compiler

@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.contract.laws.inputs import make_gradient
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.payload import Payload
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.interp import from_bytes, to_bytes
@@ -36,11 +34,13 @@ from gradwire.dsl.language import (
     uint_3,
     where,
 )
-from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
+from gradwire_lab.laws.inputs import make_gradient
+from gradwire_lab.laws.tolerance import same_bits
+from gradwire_lab.library.zero_run import zero_run
 from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")

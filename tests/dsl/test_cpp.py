@@ -14,14 +14,14 @@ from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.compress.terngrad import terngrad
 from gradwire.compress.uniform import uniform
-from gradwire.contract.laws.inputs import make_gradient
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl import language as gl
 from gradwire.dsl.build import Built
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.program import Program
 from gradwire.kernels import compiler
 from gradwire_lab.compress.threelc import threelc
+from gradwire_lab.laws.inputs import make_gradient
+from gradwire_lab.laws.tolerance import same_bits
 from tests.dsl.programs import EXAMPLES
 
 pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")

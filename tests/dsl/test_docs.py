@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from examples.own_compressor import ternary
-from gradwire.contract.laws.subjects import check, held_to
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl import language
 from gradwire.dsl.program import Program
 from gradwire_lab.compll_text.compile import compile_text
+from gradwire_lab.laws.subjects import check, held_to
+from gradwire_lab.laws.tolerance import same_bits
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, note, settings
 
-from gradwire.contract.laws.inputs import make_gradient
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl import render_cpp
 from gradwire.dsl.build import Built, Call
@@ -24,6 +22,8 @@ from gradwire.dsl.gpu.build import Launcher
 from gradwire.dsl.ir import RULES, Kernel, Op, walk
 from gradwire.dsl.program import Program
 from gradwire.kernels import compiler
+from gradwire_lab.laws.inputs import make_gradient
+from gradwire_lab.laws.tolerance import same_bits
 from tests.dsl.fuzz import EVERYTHING, FOLDS, made, sources
 
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")

@@ -29,8 +29,8 @@ from gradwire.dsl.ir import (
     store,
     walk,
 )
+from gradwire.dsl.rewrite import simplified
 from gradwire.dsl.schedule import passes
-from gradwire.dsl.simplify import simplified
 from gradwire_lab.compress.tbq import tbq
 from tests.dsl.programs import EXAMPLES
 from tests.strategies import bounded

@@ -11,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.contract.laws.inputs import make_gradient
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl.build import Built, Call
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import (
@@ -31,6 +29,8 @@ from gradwire.dsl.ir import (
     store,
 )
 from gradwire.kernels import compiler
+from gradwire_lab.laws.inputs import make_gradient
+from gradwire_lab.laws.tolerance import same_bits
 from tests.strategies import bounded
 
 pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")

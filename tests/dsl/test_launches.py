@@ -20,19 +20,19 @@ from gradwire.compress.dgc import dgc
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
-from gradwire.contract.laws.inputs import make_gradient
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.build import Built, Call
 from gradwire.dsl.gpu import build as gpu_build
 from gradwire.dsl.gpu import runs as gpu_runs
 from gradwire.dsl.gpu.build import Launcher, LaunchPart
 from gradwire.dsl.ir import Kernel
-from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.program import Program
 from gradwire.dsl.runs import RunTables
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
+from gradwire_lab.laws.inputs import make_gradient
+from gradwire_lab.laws.tolerance import same_bits
+from gradwire_lab.library.zero_run import zero_run
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
 

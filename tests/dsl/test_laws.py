@@ -6,16 +6,16 @@ import pytest
 
 from gradwire.compress.int8 import int8
 from gradwire.contract import Compressor
-from gradwire.contract.laws.compressors import (
-    law_merge_adds_the_decoded,
-    law_residual_holds_what_is_missing,
-)
-from gradwire.contract.laws.inputs import panel
-from gradwire.contract.laws.programs import law_compiled_as_interpreted
 from gradwire.dsl.language import concat, extract, map, uint1, where
 from gradwire.dsl.program import Program
 from gradwire.errors import LawBroken
 from gradwire.kernels.compiler import reference_only
+from gradwire_lab.laws.compressors import (
+    law_merge_adds_the_decoded,
+    law_residual_holds_what_is_missing,
+)
+from gradwire_lab.laws.inputs import panel
+from gradwire_lab.laws.programs import law_compiled_as_interpreted
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ import torch
 
 from gradwire.compress.powersgd import powersgd
 from gradwire.contract import Member
-from gradwire.contract.laws.subjects import check, held_to
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.lowrank import MatrixProgram
 from gradwire.dsl.matrices import Matrix, decomp, matmul, orthogonal
@@ -20,6 +18,8 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import clone_state, exchange_for, run_local
 from gradwire.exchange.local import drive
 from gradwire_lab.compll_text.compile import compile_text
+from gradwire_lab.laws.subjects import check, held_to
+from gradwire_lab.laws.tolerance import same_bits
 
 Pair = tuple[Matrix, Matrix]
 

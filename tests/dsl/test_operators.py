@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl import operators, rewrite
 from gradwire.dsl.build import Built
+from gradwire.dsl.e4m3 import from_e4m3, to_e4m3
 from gradwire.dsl.gpu import render as gpu_render
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import FLOAT32, Buffer, Extent, Kernel, Op, const, load_buffer, node, store
@@ -29,13 +29,13 @@ from gradwire.dsl.language import (
     uint1,
     uint8,
 )
-from gradwire.dsl.library.e4m3 import from_e4m3, to_e4m3
-from gradwire.dsl.library.exponent import exp2, exponent
 from gradwire.dsl.operators import Operator, register
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
+from gradwire_lab.laws.tolerance import same_bits
+from gradwire_lab.library.exponent import exp2, exponent
 from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.dsl.coders import Coder, coder
 from gradwire.dsl.language import (
     Compressed,
@@ -30,13 +29,14 @@ from gradwire.dsl.language import (
     uint_3,
     where,
 )
-from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.operators import register
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
 from gradwire_lab.compll_text.compile import compile_coder
+from gradwire_lab.laws.tolerance import same_bits
+from gradwire_lab.library.zero_run import zero_run
 from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")

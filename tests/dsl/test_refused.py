@@ -38,10 +38,10 @@ from gradwire.dsl.language import (
     uint_3,
     whole,
 )
-from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire_lab.compress.tbq import tbq
+from gradwire_lab.library.zero_run import zero_run
 from tests.dsl import attempts
 from tests.dsl.attempts import codes, program
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.contract import Layout
-from gradwire.contract.laws.tolerance import same_bits, tame
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.language import (
     concat,
@@ -32,6 +31,7 @@ from gradwire.dsl.language import (
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.compiler import reference_only
+from gradwire_lab.laws.tolerance import same_bits, tame
 from tests.strategies import bounded, panel
 
 

@@ -18,8 +18,6 @@ from torch import Tensor
 from gradwire.compress.onebit import onebit
 from gradwire.compress.uniform import uniform
 from gradwire.contract import registry as load
-from gradwire.contract.laws.inputs import make_gradient
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl import generated, interp
 from gradwire.dsl import language as gl
@@ -30,6 +28,8 @@ from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.operators import Operator
 from gradwire.dsl.program import Program
+from gradwire_lab.laws.inputs import make_gradient
+from gradwire_lab.laws.tolerance import same_bits
 from tests.dsl.test_cpp import one_nan
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")

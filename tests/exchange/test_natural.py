@@ -16,7 +16,7 @@ from gradwire.exchange.counted import LOSSLESS, counted, fastest
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.exchange.natural import INNER, Natural, count_units, with_natural_sparsity
-from tests.exchange.test_measured_scheme import ways as ways_by_step
+from tests.lab.test_measured_scheme import ways as ways_by_step
 from tests.strategies import bounded
 
 ROWS, WIDTH = 400, 8

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gradwire.contract import Compressor, Exchange, Layout, Member
-from gradwire.contract.laws.inputs import make_gradient
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.registry import examples
 from gradwire.contract.spec import TensorSpec, working_dtype
@@ -27,12 +26,12 @@ from gradwire.contract.verbs import (
 )
 from gradwire.exchange.error_feedback import ErrorFeedback, feedback_refusal
 from gradwire.exchange.local import drive
-from gradwire.kernels.sparse.entries import Entries, num_units
+from gradwire.kernels.sparse.entries import Entries, Part, num_units
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
-from gradwire.kernels.sparse.parts import Part
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.kernels.sparse.scatter import scatter_entries
+from gradwire_lab.laws.inputs import make_gradient
 from tests.fuzzing.mutations import mutated, resized
 from tests.laws.cases import compressors, own_exchanges, pairs
 

@@ -65,7 +65,7 @@ def sanitize() -> None:
     Every passing buffer is as long as is asked for, so that what goes beyond it is seen.
     """
     from gradwire.contract import member
-    from gradwire.dsl import steps
+    from gradwire.dsl import generated as steps
 
     def exact(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Any:
         return torch.empty(numel, dtype=dtype, device=device)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.kernels import build, cache, cast, compiler, select
+from gradwire.kernels import build, cast, compiler, select
 
 pytestmark = pytest.mark.slow
 
@@ -28,10 +28,10 @@ LOAD = "from gradwire.kernels import build; print(build.load_library('select') i
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
-    """A process that has loaded and warned nothing, with an empty cache."""
+    """A process that has loaded and warned nothing, with an empty compiler."""
     monkeypatch.setattr(compiler, "_loaded", {})
     monkeypatch.setattr(compiler, "_state", {"forced": 0, "warned": 0})
-    monkeypatch.setattr(cache, "_told", set())
+    monkeypatch.setattr(compiler, "_told", set())
     monkeypatch.setattr(compiler, "FLAG_SETS", ((*QUICK_FLAGS, "-fopenmp"), QUICK_FLAGS))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
@@ -191,7 +191,7 @@ def test_a_folder_that_loses_what_is_written_there_ends_in_the_reference(
     monkeypatch, caplog, folder
 ):
     """It is built once a set of flags, and not for ever."""
-    monkeypatch.setattr(cache.Cache, "load", lambda self, name: None)
+    monkeypatch.setattr(compiler.Cache, "load", lambda self, name: None)
     with caplog.at_level(logging.WARNING, "gradwire"):
         assert encode_something() == [1]
     assert_one_warning(caplog, "is not what was written there")
@@ -273,9 +273,9 @@ def test_a_user_without_a_home_has_a_cache(monkeypatch, tmp_path):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(cache.Path, "home", homeless)
+    monkeypatch.setattr(compiler.Path, "home", homeless)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert next(cache.paths()).parent == tmp_path
+    assert next(compiler.paths()).parent == tmp_path
 
 
 @pytest.mark.parametrize("text", ["flags : fpu sse2\nmodel name : One\n", "Features : asimd\n"])

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradwire.kernels import cache
+from gradwire.kernels import compiler
 
 NAME = "some-0123.so"
 CONTENT = bytes(range(256)) * 3
@@ -25,26 +25,26 @@ CONTENT = bytes(range(256)) * 3
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process that has warned of nothing, and whose folders lie in ``tmp_path``."""
-    monkeypatch.setattr(cache, "_told", set())
+    monkeypatch.setattr(compiler, "_told", set())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[cache.Cache]:
+def kept(tmp_path: Path) -> Iterator[compiler.Cache]:
     """A cache with one library."""
-    with cache.opened(tmp_path / "cache" / "gradwire") as folder:
+    with compiler.opened(tmp_path / "cache" / "gradwire") as folder:
         assert folder is not None
         put(folder)
         yield folder
 
 
-def put(folder: cache.Cache, content: bytes = CONTENT) -> None:
+def put(folder: compiler.Cache, content: bytes = CONTENT) -> None:
     with folder.draft(NAME) as draft:
         (folder.root / draft).write_bytes(content)
 
 
-def is_taken(folder: cache.Cache) -> bool:
+def is_taken(folder: compiler.Cache) -> bool:
     """Whether the library gets as far as the loader."""
     try:
         return folder.load(NAME) is not None
@@ -54,8 +54,8 @@ def is_taken(folder: cache.Cache) -> bool:
 
 def first() -> Path:
     """The folder that is used."""
-    for path in cache.paths():
-        with cache.opened(path) as folder:
+    for path in compiler.paths():
+        with compiler.opened(path) as folder:
             if folder is not None:
                 return folder.path
     raise AssertionError("there is always one")
@@ -66,14 +66,14 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() == 0:
         os.chown(path, 4321, -1, follow_symlinks=False)
         return
-    real, inode = cache._fault_of_owner, path.lstat().st_ino
+    real, inode = compiler._fault_of_owner, path.lstat().st_ino
 
     def seen(found: os.stat_result) -> str | None:
         if found.st_ino == inode:
             found = os.stat_result((*found[:4], found.st_uid + 1, *found[5:10]))
         return real(found)
 
-    monkeypatch.setattr(cache, "_fault_of_owner", seen)
+    monkeypatch.setattr(compiler, "_fault_of_owner", seen)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -100,7 +100,7 @@ def test_who_may_own_what_is_loaded(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
     found = os.stat_result((stat.S_IFDIR | mode, 0, 0, 1, owner, 0, 0, 0, 0, 0))
-    assert (cache._fault_of_owner(found) is None) == is_safe
+    assert (compiler._fault_of_owner(found) is None) == is_safe
 
 
 def link(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_folder_that_others_could_write_is_passed_over_with_one_warning(
     how: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    kept: cache.Cache,
+    kept: compiler.Cache,
     tmp_path: Path,
 ) -> None:
     spoil, why = UNSAFE[how]
@@ -140,7 +140,7 @@ def test_a_library_that_others_could_write_is_not_loaded(
     how: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    kept: cache.Cache,
+    kept: compiler.Cache,
 ) -> None:
     spoil, why = UNSAFE[how]
     assert is_taken(kept)
@@ -155,7 +155,7 @@ def test_a_library_that_others_could_write_is_not_loaded(
     assert (kept.path / NAME).stat().st_uid == os.geteuid()
 
 
-def test_a_pipe_in_place_of_a_library_holds_nobody_up(kept: cache.Cache) -> None:
+def test_a_pipe_in_place_of_a_library_holds_nobody_up(kept: compiler.Cache) -> None:
     (kept.path / NAME).unlink()
     os.mkfifo(kept.path / NAME)
     assert not is_taken(kept)
@@ -164,7 +164,7 @@ def test_a_pipe_in_place_of_a_library_holds_nobody_up(kept: cache.Cache) -> None
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_library_that_was_damaged_anywhere_is_not_loaded(
-    kept: cache.Cache, data: st.DataObject
+    kept: compiler.Cache, data: st.DataObject
 ) -> None:
     put(kept)
     whole = (kept.path / NAME).read_bytes()
@@ -188,7 +188,7 @@ def test_a_library_that_was_damaged_anywhere_is_not_loaded(
 def test_what_is_made_is_the_users_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        with cache.opened(tmp_path / "new" / "gradwire") as folder:
+        with compiler.opened(tmp_path / "new" / "gradwire") as folder:
             assert folder is not None
             put(folder)
             with folder.one_builder(NAME, 0.0):
@@ -203,7 +203,7 @@ def test_what_is_made_is_the_users_alone_whatever_the_umask(tmp_path: Path) -> N
 
 
 def test_a_folder_that_is_exchanged_while_it_is_open_is_not_used(
-    kept: cache.Cache, tmp_path: Path
+    kept: compiler.Cache, tmp_path: Path
 ) -> None:
     """Whoever may rename in the folder above cannot put one of his own under the name."""
     own = kept.path.rename(tmp_path / "moved")
@@ -218,7 +218,7 @@ def test_a_folder_that_is_exchanged_while_it_is_open_is_not_used(
 
 
 def test_a_library_is_on_the_disk_before_it_has_its_name(
-    monkeypatch: pytest.MonkeyPatch, kept: cache.Cache
+    monkeypatch: pytest.MonkeyPatch, kept: compiler.Cache
 ) -> None:
     """A crash of the machine leaves no file that is whole by its length only."""
     (kept.path / NAME).unlink()
@@ -234,13 +234,15 @@ def test_a_library_is_on_the_disk_before_it_has_its_name(
     assert synced == [(False, False), (True, True)]
 
 
-def test_what_fails_leaves_no_draft(kept: cache.Cache) -> None:
+def test_what_fails_leaves_no_draft(kept: compiler.Cache) -> None:
     with pytest.raises(ZeroDivisionError), kept.draft("other.so"):
         raise ZeroDivisionError
     assert [path.name for path in kept.path.iterdir()] == [NAME]
 
 
-def test_a_lock_that_is_a_link_changes_nothing_of_the_file_it_leads_to(kept: cache.Cache) -> None:
+def test_a_lock_that_is_a_link_changes_nothing_of_the_file_it_leads_to(
+    kept: compiler.Cache,
+) -> None:
     precious = kept.path.parent / "thesis"
     precious.write_text("years of work")
     (kept.path / NAME).with_suffix(".lock").symlink_to(precious)
@@ -250,7 +252,7 @@ def test_a_lock_that_is_a_link_changes_nothing_of_the_file_it_leads_to(kept: cac
 
 
 @pytest.fixture
-def held(kept: cache.Cache) -> Iterator[None]:
+def held(kept: compiler.Cache) -> Iterator[None]:
     """Someone holds the library's lock, as a builder that is stopped does."""
     with (kept.path / NAME).with_suffix(".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -260,7 +262,7 @@ def held(kept: cache.Cache) -> Iterator[None]:
 @pytest.mark.usefixtures("held")
 @pytest.mark.parametrize("there", [b"", b"damaged"])
 def test_who_waited_long_enough_builds_too_and_says_so(
-    kept: cache.Cache, caplog: pytest.LogCaptureFixture, there: bytes
+    kept: compiler.Cache, caplog: pytest.LogCaptureFixture, there: bytes
 ) -> None:
     (kept.path / NAME).unlink()
     if there:
@@ -274,7 +276,7 @@ def test_who_waited_long_enough_builds_too_and_says_so(
 
 @pytest.mark.usefixtures("held")
 def test_who_waits_goes_on_when_the_library_is_there(
-    kept: cache.Cache, caplog: pytest.LogCaptureFixture
+    kept: compiler.Cache, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever put it there, and although the lock is still held."""
     with kept.one_builder(NAME, 1e9):
@@ -282,7 +284,9 @@ def test_who_waits_goes_on_when_the_library_is_there(
     assert warnings(caplog) == []
 
 
-def test_a_process_that_was_forked_by_a_builder_does_not_keep_its_lock(kept: cache.Cache) -> None:
+def test_a_process_that_was_forked_by_a_builder_does_not_keep_its_lock(
+    kept: compiler.Cache,
+) -> None:
     (kept.path / NAME).unlink()
     leave = os.pipe()
     with kept.one_builder(NAME, 0.0):
@@ -300,7 +304,7 @@ def test_a_process_that_was_forked_by_a_builder_does_not_keep_its_lock(kept: cac
         os.waitpid(child, 0)
 
 
-def test_leftovers_of_killed_compiles_are_swept(kept: cache.Cache) -> None:
+def test_leftovers_of_killed_compiles_are_swept(kept: compiler.Cache) -> None:
     old, young = kept.path / "some-1.tmp", kept.path / "some-2.tmp"
     for path in (old, young):
         path.touch()
@@ -319,11 +323,11 @@ def test_without_any_folder_a_private_one_is_made(
     planted = tmp_path / f"gradwire-{os.geteuid()}"
     planted.mkdir()
     planted.chmod(0o777)
-    cache._last_resort.cache_clear()
+    compiler._last_resort.cache_clear()
     try:
         found = first()
     finally:
-        cache._last_resort.cache_clear()
+        compiler._last_resort.cache_clear()
     assert found not in (tmp_path / "cache" / "gradwire", planted)
     assert stat.S_IMODE(found.stat().st_mode) == 0o700
     (line,) = warnings(caplog)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from gradwire.kernels import compiler
-from gradwire.kernels.build import libraries, load_library, source
-from gradwire.kernels.operands import address
+from gradwire.kernels.build import address, libraries, load_library, source
 from tests.arch.source import sources
 
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.gather import lay_runs, take
+from gradwire_lab.laws.tolerance import same_bits
 from tests.strategies import bounded
 
 

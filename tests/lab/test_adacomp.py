@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.contract.laws.inputs import make_gradient
 from gradwire.contract.spec import TensorSpec
 from gradwire_lab.compress.adacomp import adacomp
+from gradwire_lab.laws.inputs import make_gradient
 
 BIN = 64
 

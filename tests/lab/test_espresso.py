@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.clock.clock import run_on_clock
@@ -22,6 +21,7 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.fusion import NOTHING
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.espresso import _Lanes as espresso_lanes
 from gradwire_lab.planner.espresso import espresso
 from gradwire_lab.planning.lanes import TimedMessage, end_of, link_times

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.contract.laws.densities import drawn
+from gradwire_lab.laws.densities import drawn
 from gradwire_lab.compress.gaussiank import gaussiank
 
 

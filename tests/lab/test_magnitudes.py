@@ -7,11 +7,11 @@ from math import inf
 import pytest
 import torch
 
-from gradwire.contract.laws.densities import KINDS, drawn
 from gradwire_lab.compress._magnitudes import Magnitudes
 from gradwire_lab.compress.gaussiank import gaussiank
 from gradwire_lab.compress.redsync import redsync
 from gradwire_lab.compress.sidco import sidco
+from gradwire_lab.laws.densities import KINDS, drawn
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.compress.topk import topk
-from gradwire.contract.laws.densities import KINDS, drawn
+from gradwire_lab.laws.densities import KINDS, drawn
 from gradwire_lab.compress.redsync import redsync
 
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, CodecFit
@@ -25,6 +24,7 @@ from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.settings import Planner
+from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.espresso import espresso
 from gradwire_lab.planner.omgs import omgs

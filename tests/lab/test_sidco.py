@@ -7,7 +7,7 @@ from math import log
 import pytest
 import torch
 
-from gradwire.contract.laws.densities import KINDS, drawn
+from gradwire_lab.laws.densities import KINDS, drawn
 from gradwire_lab.compress._magnitudes import Magnitudes
 from gradwire_lab.compress.sidco import sidco
 

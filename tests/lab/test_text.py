@@ -12,11 +12,8 @@ from hypothesis import given
 from torch import Tensor
 
 from gradwire.contract import Layout
-from gradwire.contract.laws.compressors import LAWS
-from gradwire.contract.laws.inputs import make_gradient
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.spec import TensorSpec
-from gradwire.dsl import library
+from gradwire_lab import library
 from gradwire.dsl.language import (
     Compressed,
     Scalar,
@@ -37,8 +34,12 @@ from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.kernels.compiler import reference_only
+from gradwire_lab import library
 from gradwire_lab.compll_text import run
 from gradwire_lab.compll_text.compile import compile_text
+from gradwire_lab.laws.compressors import LAWS
+from gradwire_lab.laws.inputs import make_gradient
+from gradwire_lab.laws.tolerance import same_bits
 from tests.strategies import bounded, gradients, panel
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.contract.laws.inputs import make_gradient
+from gradwire_lab.laws.inputs import make_gradient
 from gradwire.contract.spec import TensorSpec
 from gradwire_lab.compress.threelc import threelc
 from tests.compress.quantisers import decoded

@@ -18,14 +18,14 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.contract.collective import Collective
-from gradwire.contract.laws import ahead as on_ahead
-from gradwire.contract.laws import collectives as on_collectives
-from gradwire.contract.laws import compressors as on_compressors
-from gradwire.contract.laws import exchanges as on_exchanges
-from gradwire.contract.laws import many_steps as on_many_steps
-from gradwire.contract.laws import payloads as on_payloads
 from gradwire.exchange.pair import Pair, pair
 from gradwire_lab.compress.threelc import threelc
+from gradwire_lab.laws import ahead as on_ahead
+from gradwire_lab.laws import collectives as on_collectives
+from gradwire_lab.laws import compressors as on_compressors
+from gradwire_lab.laws import exchanges as on_exchanges
+from gradwire_lab.laws import many_steps as on_many_steps
+from gradwire_lab.laws import payloads as on_payloads
 from tests.laws import broken_collectives as collectives
 from tests.laws import broken_compressors as compressors
 from tests.laws import broken_exchanges as exchanges

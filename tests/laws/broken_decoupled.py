@@ -9,9 +9,9 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Member, State
-from gradwire.contract.laws import decoupled as laws
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.decoupled_momentum import DecoupledMomentum
+from gradwire_lab.laws import decoupled as laws
 
 
 @dataclass(frozen=True)

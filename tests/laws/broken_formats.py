@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from gradwire.contract.payload import Format, Payload
-from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.entries import Entries, Parts
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 from gradwire.kernels.sparse.partition import partition
-from gradwire.kernels.sparse.parts import Parts
 from gradwire.kernels.sparse.permutation import Permutation
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.compress.topk import topk
 from gradwire.contract import Member, Result, State
-from gradwire.contract.laws import momentum as laws
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.momentum import MomentumCorrection
 from gradwire.exchange.pair import Pair, pair
+from gradwire_lab.laws import momentum as laws
 
 
 @dataclass(frozen=True)

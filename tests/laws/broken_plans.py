@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from gradwire.contract.laws import planners as laws
 from gradwire.contract.trace.span import Span, Trace
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire_lab.laws import planners as laws
 from tests.laws import trace_laws
 
 

@@ -14,8 +14,7 @@ from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Imbalance, Member, State
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.pair import Pair
-from gradwire.kernels.sparse.entries import Entries
-from gradwire.kernels.sparse.parts import part_length
+from gradwire.kernels.sparse.entries import Entries, part_length
 from gradwire.kernels.sparse.permutation import Permutation
 from tests.laws import sparse_laws as laws
 from tests.laws.broken_collectives import starts_with_itself

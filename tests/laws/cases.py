@@ -10,7 +10,7 @@ from gradwire import compress
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Collective, Compressor, Exchange
-from gradwire.contract.laws.cases import FEW, Case
+from gradwire_lab.laws.cases import FEW, Case
 from gradwire.contract.registry import examples
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair, suited

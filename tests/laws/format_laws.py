@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.contract.laws.tolerance import same_bits
-from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.entries import Entries, Part, part_length
 from gradwire.kernels.sparse.format import SparseFormat
-from gradwire.kernels.sparse.parts import Part, part_length
+from gradwire_lab.laws.tolerance import same_bits
 
 PUSH_CONSTANT, PULL_CONSTANT = 3.0, math.sqrt(6.0)
 """c of theorem 2's 1 + c sqrt(n ln n / K), with probability 1 - 1/n.

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from gradwire.contract import Compressor, Exchange
-from gradwire.contract.laws.tolerance import largest
 from gradwire.contract.registry import examples
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import IncompatiblePair, InvalidSetting
@@ -22,6 +21,7 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.plan import plan
 from gradwire.planning.price import iteration_s
+from gradwire_lab.laws.tolerance import largest
 from tests.planning.profiles import measured
 
 WHOLE = (

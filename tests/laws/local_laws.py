@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.optim import SGD
 
 from gradwire.contract import Exchange, State
-from gradwire.contract.laws.tolerance import must, same_bits
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.runtime.local_steps.outer import DILOCO, Outer
+from gradwire_lab.laws.tolerance import must, same_bits
 
 WORLD = 3
 SHAPES = {"matrix": (7, 33), "vector": (19,), "table": (50, 4)}

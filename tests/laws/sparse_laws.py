@@ -19,11 +19,11 @@ from gradwire.collective.sparse_ps import sparse_ps
 from gradwire.collective.sparse_ps_broadcast import sparse_ps_broadcast
 from gradwire.collective.zen import zen
 from gradwire.contract import Member
-from gradwire.contract.laws.tolerance import assert_near, largest, same_bits
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
-from gradwire.kernels.sparse.parts import parts_of
+from gradwire.kernels.sparse.entries import parts_of
+from gradwire_lab.laws.tolerance import assert_near, largest, same_bits
 
 KINDS = (
     "none",

@@ -13,8 +13,6 @@ import torch
 import gradwire as gw
 import gradwire.exchange
 from gradwire.contract import Exchange, Member, State
-from gradwire.contract.laws.cases import Case, states_of
-from gradwire.contract.laws.tolerance import must
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.adapt import Adapted
 from gradwire.exchange.by_name import run_local
@@ -23,10 +21,12 @@ from gradwire.exchange.decoupled_momentum import DecoupledMomentum
 from gradwire.exchange.density_warmup import DensityWarmup
 from gradwire.exchange.error_feedback import ErrorFeedback, Wrapper, residuals
 from gradwire.exchange.hosts import TwoLevel
-from gradwire.exchange.measured_scheme import MeasuredScheme
 from gradwire.exchange.momentum import MomentumCorrection
 from gradwire.exchange.natural import Natural
 from gradwire.exchange.warmup import Warmup
+from gradwire_lab.exchange.measured_scheme import MeasuredScheme
+from gradwire_lab.laws.cases import Case, states_of
+from gradwire_lab.laws.tolerance import must
 from tests.laws.test_laws_bite import rejected
 
 CASE = Case(world=4, numel=200, seed=3)

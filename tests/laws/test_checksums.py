@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from gradwire.contract import Exchange
-from gradwire.contract.laws.cases import Case
-from gradwire.contract.laws.tolerance import must, same_bits
 from gradwire.contract.travel import members
 from gradwire.contract.verbs import (
     AllToAll,
@@ -28,6 +26,8 @@ from gradwire.exchange.hosts import on_hosts
 from gradwire.exchange.local import drive
 from gradwire.runtime.failure.checksums import Position, Seals, pairwise
 from gradwire_bench.faults.striking import flip
+from gradwire_lab.laws.cases import Case
+from gradwire_lab.laws.tolerance import must, same_bits
 from tests.laws.cases import kind_of, name_of, own_exchanges, pairs
 
 CASE = Case(world=4, numel=301, seed=11)

@@ -8,11 +8,11 @@ import pytest
 
 from gradwire.contract import Compressor
 from gradwire.contract.collective import Collective
-from gradwire.contract.laws.cases import EVERY_WORLD_AND_SIZE
-from gradwire.contract.laws.collectives import LAWS, law_equals_the_dense_mean
 from gradwire.contract.registry import examples
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair, suited
+from gradwire_lab.laws.cases import EVERY_WORLD_AND_SIZE
+from gradwire_lab.laws.collectives import LAWS, law_equals_the_dense_mean
 from tests.laws.cases import ALWAYS, compressors, kind_of, name_of, pairs, rotated
 
 EXACT = [made for made in pairs() if made.codec.traits.lossless]

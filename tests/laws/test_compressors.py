@@ -11,9 +11,9 @@ from hypothesis import given
 from torch import Tensor
 
 from gradwire.contract import Compressor
-from gradwire.contract.laws.compressors import LAWS, law_unbiased
-from gradwire.contract.laws.inputs import make_gradient
 from gradwire.contract.registry import examples
+from gradwire_lab.laws.compressors import LAWS, law_unbiased
+from gradwire_lab.laws.inputs import make_gradient
 from tests.laws.cases import compressors
 from tests.strategies import bounded, gradients, panel
 

@@ -11,7 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.densities import (
+from gradwire.contract.registry import examples
+from gradwire_lab.compress._threshold import Estimated
+from gradwire_lab.laws.densities import (
     KINDS,
     UNKIND,
     drawn,
@@ -20,8 +22,6 @@ from gradwire.contract.laws.densities import (
     law_no_less_than_stated,
     law_no_more_than_stated,
 )
-from gradwire.contract.registry import examples
-from gradwire_lab.compress._threshold import Estimated
 from tests.laws import broken_density as broken
 from tests.laws.cases import name_of
 from tests.strategies import bounded

@@ -10,9 +10,9 @@ import pytest
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Exchange
-from gradwire.contract.laws import bounded, collectives, growth, many_steps
-from gradwire.contract.laws.cases import Case
-from gradwire.contract.laws.exchanges import LAWS
+from gradwire_lab.laws import bounded, collectives, growth, many_steps
+from gradwire_lab.laws.cases import Case
+from gradwire_lab.laws.exchanges import LAWS
 from gradwire.exchange.error_feedback import feedback_refusal
 from gradwire.exchange.pair import Pair
 from tests.laws.cases import ALWAYS, kind_of, name_of, other_ways, own_exchanges, pairs, rotated

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.contract.laws.tolerance import same_bits
+from gradwire_lab.laws.tolerance import same_bits
 from gradwire.contract.registry import examples
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.sparse.entries import Entries
@@ -19,7 +19,7 @@ from gradwire.kernels.sparse.formats.elias_fano import elias_fano
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
-from gradwire.kernels.sparse.parts import parts_of
+from gradwire.kernels.sparse.entries import parts_of
 from gradwire.kernels.sparse.permutation import Permutation
 from tests.kernels.vectors import num_threads
 from tests.laws import broken_formats as broken

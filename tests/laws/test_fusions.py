@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import MIXED, profile_of
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion
+from gradwire_lab.laws.inputs import MIXED, profile_of
 from tests.laws import broken_fusions as broken
 from tests.laws.fusion_laws import LAWS, Fuse, every_fusion, last_s
 from tests.strategies import bounded

@@ -12,15 +12,15 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.collective.steps.shares import Shares, shares_of
 from gradwire.contract import Exchange, Member, State
-from gradwire.contract.laws import collectives, exchanges, many_steps
-from gradwire.contract.laws.cases import Case, states_of
-from gradwire.contract.laws.tolerance import assert_near, largest
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.hosts import HostState, TwoLevel, with_hosts
 from gradwire.exchange.local import drive
+from gradwire_lab.laws import collectives, exchanges, many_steps
+from gradwire_lab.laws.cases import Case, states_of
+from gradwire_lab.laws.tolerance import assert_near, largest
 from tests.laws.cases import name_of
 from tests.laws.test_laws_bite import rejected
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradwire as gw
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.registry import examples, load, names
 from gradwire.kernels.compiler import reference_only
 from gradwire.planning import catalogue
@@ -21,7 +20,8 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.settings import settings_of
-from gradwire.planning.tune import tune
+from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planning.tune import tune
 from tests.laws import broken_inputs as broken
 from tests.laws.cases import name_of
 from tests.laws.input_laws import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.contract.laws import (
+from gradwire_lab.laws import (
     bounded,
     collectives,
     compressors,
@@ -22,8 +22,8 @@ from gradwire.contract.laws import (
     planners,
     programs,
 )
-from gradwire.contract.laws.cases import FEW, Case
-from gradwire.contract.laws.subjects import FEW_LONG, Verdict
+from gradwire_lab.laws.cases import FEW, Case
+from gradwire_lab.laws.subjects import FEW_LONG, Verdict
 from tests.laws import broken
 from tests.strategies import panel
 

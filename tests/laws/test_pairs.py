@@ -16,8 +16,8 @@ from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.contract import Exchange
-from gradwire.contract.laws.bounded import law_means_follow_the_dense_mean
-from gradwire.contract.laws.cases import LARGE
+from gradwire_lab.laws.bounded import law_means_follow_the_dense_mean
+from gradwire_lab.laws.cases import LARGE
 from gradwire.contract.registry import examples
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair

@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import MIXED, profile_of
-from gradwire.contract.laws.planners import LAWS, Planner, law_same_facts_same_plan
 from gradwire.contract.registry import examples, load, names
 from gradwire.contract.trace.span import Trace
 from gradwire.errors import InvalidSetting
@@ -25,6 +23,8 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.bytescheduler import bytescheduler
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire_lab.laws.inputs import MIXED, profile_of
+from gradwire_lab.laws.planners import LAWS, Planner, law_same_facts_same_plan
 from tests.laws import broken_plans as broken
 from tests.laws import trace_laws
 from tests.planning.profiles import clusters, exact_cluster, measured, profiles

@@ -15,8 +15,6 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
 from gradwire.contract import Exchange
-from gradwire.contract.laws.inputs import profile_of
-from gradwire.contract.laws.planners import Planner
 from gradwire.contract.registry import examples
 from gradwire.contract.trace.span import Trace
 from gradwire.exchange.by_name import by_name
@@ -30,6 +28,8 @@ from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.bytescheduler import bytescheduler
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.laws.planners import Planner
 from tests.laws import broken_sims as broken
 from tests.laws.cases import kind_of, name_of, own_exchanges, pairs
 from tests.laws.sim_laws import (

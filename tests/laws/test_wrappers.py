@@ -11,17 +11,17 @@ import torch
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.contract.laws import collectives, decoupled, exchanges, many_steps, momentum
-from gradwire.contract.laws.cases import FEW, Case
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.exchange.adapt import Adapted
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.clipping import norm
 from gradwire.exchange.decoupled_momentum import DecoupledMomentum
-from gradwire.exchange.measured_scheme import MeasuredScheme
+from gradwire_lab.exchange.measured_scheme import MeasuredScheme
 from gradwire.exchange.momentum import MomentumCorrection
 from gradwire.exchange.natural import Natural
 from gradwire.exchange.warmup import Warmup
+from gradwire_lab.laws import collectives, decoupled, exchanges, many_steps, momentum
+from gradwire_lab.laws.cases import FEW, Case
+from gradwire_lab.laws.tolerance import same_bits
 from tests.laws import broken_decoupled, broken_momentum
 from tests.laws.cases import ALWAYS, rotated
 from tests.laws.test_laws_bite import rejected

@@ -10,8 +10,7 @@ import pytest
 
 from gradwire.errors import InvalidSetting, UnknownName
 from gradwire_bench.micro import sparse_rank
-from gradwire_bench.micro.draws import SetMeasures
-from gradwire_bench.micro.likeness import LIKENESSES, draws_like
+from gradwire_bench.micro.draws import LIKENESSES, SetMeasures, draws_like
 from papers.zen import captured
 from papers.zen.captured_rank import IN_COO, ROWS, SCHEMES, Units, exchange_of
 from tests.bench.testbed.forked import fork_ranks

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gradwire.contract.laws.inputs import profile_of as drawn
 from gradwire.errors import TestbedUnavailable
 from gradwire.planning.buckets import buckets
 from gradwire.planning.data.cluster import Cluster
@@ -21,6 +20,7 @@ from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire_bench.schedule import schedule
+from gradwire_lab.laws.inputs import profile_of as drawn
 from papers import page
 from papers.frame import Findings, Reproduction
 from papers.usbyte import blocks as usbyte_blocks

@@ -6,10 +6,10 @@ import random
 
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import MIXED, LayerRow, profile_of
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.profile import Profile
+from gradwire_lab.laws.inputs import MIXED, LayerRow, profile_of
 
 TEN_GBIT = 1.25e9
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.compress.uniform import uniform
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.units import format_seconds
 from gradwire.exchange.by_name import exchange_for
 from gradwire.planning import catalogue
@@ -26,13 +25,21 @@ from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity, uni
 from gradwire.planning.default_fusion import default_messages
 from gradwire.planning.exchanges import exchanges_of
 from gradwire.planning.explain import explain
-from gradwire.planning.fidelity import FIDELITIES, LOSS_OVER_DENSE, admitted
-from gradwire.planning.judgement import MARGIN, Judgement, PricedPlan, Survey
+from gradwire.planning.judgement import (
+    FIDELITIES,
+    LOSS_OVER_DENSE,
+    MARGIN,
+    Judgement,
+    PricedPlan,
+    Survey,
+    admitted,
+)
 from gradwire.planning.planner.auto import auto, survey
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.settings import Planner
+from gradwire_lab.laws.inputs import profile_of
 from tests.arch.source import ROOT
 from tests.planning.profiles import clusters, profiles
 from tests.strategies import bounded

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import MIXED, LayerRow, profile_of
+from gradwire_lab.laws.inputs import MIXED, LayerRow, profile_of
 from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.registry import load, names
 from gradwire.planning.clock.clock import backward_ends
 from gradwire.planning.data.cluster import Cluster
@@ -16,6 +15,7 @@ from gradwire.planning.exposed import Account, Wait, ready_times
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire_lab.laws.inputs import profile_of
 from tests.planning.profiles import (
     CODECS,
     TEN_GBIT,

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.registry import load
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting, UnknownName
@@ -15,6 +14,7 @@ from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.fusion import NOTHING, SparseCost, arrivals, sparsifier
+from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.omgs import omgs
 from tests.planning.profiles import vgg16

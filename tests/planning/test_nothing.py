@@ -7,9 +7,6 @@ import math
 import pytest
 
 from gradwire.cli.commands.plan import message_rows
-from gradwire.cli.commands.simulate import ModelOnCluster
-from gradwire.contract.laws.inputs import profile_of
-from gradwire.contract.laws.planners import Planner
 from gradwire.contract.registry import load, names
 from gradwire.planning.buckets import buckets
 from gradwire.planning.clock.timeline import simulate
@@ -21,6 +18,9 @@ from gradwire.planning.fusion import NOTHING
 from gradwire.planning.phases import Instance, UnequalBlock
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import iteration_s
+from gradwire_bench.cli.simulate import ModelOnCluster
+from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.laws.planners import Planner
 from tests.laws.cases import name_of
 from tests.planning.profiles import CODECS as MEASURED
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.errors import IncompatiblePair, InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.casync import MOST_BATCHES, CaSyncCost, LeastCost
@@ -23,6 +22,7 @@ from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.exchanges import exchanges_of
 from gradwire.planning.planner.secopa import secopa
+from gradwire_lab.laws.inputs import profile_of
 from tests.planning.profiles import profiles
 from tests.strategies import bounded
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import profile_of
+from gradwire_lab.laws.inputs import profile_of
 from gradwire.planning import catalogue
 from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.clock.timeline import simulate

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradwire.contract.laws.planners import LAWS
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.sparse_schemes import SCHEMES
 from gradwire.planning.clock.timeline import simulate
@@ -18,6 +17,7 @@ from gradwire.planning.explain import explain
 from gradwire.planning.plan import plan as make_plan
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.zen import zen
+from gradwire_lab.laws.planners import LAWS
 from tests.planning.profiles import CODECS, exact_cluster
 
 ROWS, WIDTH = 2000, 32

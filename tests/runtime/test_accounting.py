@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.cli.report import density as report
 from gradwire.contract import Member
 from gradwire.contract.trace.chrome import to_chrome
 from gradwire.contract.trace.density import StepDensity
@@ -18,6 +17,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.local import drive
 from gradwire.runtime.step.engine import StepCounters
 from gradwire.runtime.step.recorder import Recorder
+from gradwire_bench.report import density as report
 from tests.laws.variable import above
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, Net, ddp, named, train

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.contract.laws.tolerance import same_bits
 from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import clone_state
@@ -26,6 +25,7 @@ from gradwire.exchange.local import drive
 from gradwire.runtime.settings import tables
 from gradwire.runtime.state.checkpoint import Origin, collect, loaded
 from gradwire.runtime.step.messages import Message, ParamRange
+from gradwire_lab.laws.tolerance import same_bits
 
 codecs, together = gw.compress, gw.collective
 WORLD = 2

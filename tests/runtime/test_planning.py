@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import PRIMITIVES, Cluster
 from gradwire.planning.data.fit import fit_line
@@ -20,6 +19,7 @@ from gradwire.planning.price import iteration_s
 from gradwire.runtime.pilot import _measuring
 from gradwire.runtime.pilot._measuring import median_codecs
 from gradwire.runtime.pilot._planning import MOST_FACTOR, Proposal, link_factor, proposal, words_of
+from gradwire_lab.laws.inputs import profile_of
 from tests.planning.test_auto import MBIT, cluster_of
 
 PROFILE = catalogue.load("lstm")

@@ -15,15 +15,14 @@ Wire: W chunks; each rank sends the payload of every chunk but one while reducin
     So with W partitions. Of fewer, the other chunks are empty, and nothing is done for them.
 State: one codec state a chunk.
 Contributed: own gradient plus what arrived, less what left, in every chunk: a hop's re-encoding
-    loss belongs to the rank that re-encoded.
-"""
+    loss belongs to the rank that re-encoded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,10 +32,48 @@ from ..contract.bounds import check_whole
 from ..contract.collective import Collective, Needs
 from ..contract.payload import Payload
 from ..contract.spec import TensorSpec, chunk_bounds, working_dtype
-from ..contract.verbs import Compute, Steps
+from ..contract.verbs import Compute, Steps, Verb
 from .ring import passing_on
 from .steps.chunks import check_partitions, chunks_of, first_server, first_states, rotated
-from .steps.staggered import staggered
+
+# ---- Texts side by side ------------------------------------------------------------------------
+#
+# While one waits for the network, another computes.
+
+T = TypeVar("T")
+
+
+def staggered(texts: Sequence[Steps[T]]) -> Steps[list[T]]:
+    """Runs texts of tuples side by side, each a tuple behind the one before it.
+
+    Returns all results. Every text yields as many tuples on every rank, of which some may be
+    empty. So what one rank sends another comes in the order in which it is taken there. An empty
+    tuple of all is no step.
+    """
+    results: list[Any] = [None] * len(texts)
+    values: list[Any] = [None] * len(texts)
+    open_texts, begun = set(range(len(texts))), 0
+    while open_texts:
+        begun += 1
+        rows: dict[int, tuple[Verb, ...]] = {}
+        for number in sorted(open_texts):
+            if number < begun:
+                try:
+                    asked = texts[number].send(values[number])
+                except StopIteration as stop:
+                    results[number] = stop.value
+                    open_texts.remove(number)
+                else:
+                    assert isinstance(asked, tuple), "a text of tuples"
+                    rows[number] = asked
+        verbs = [verb for row in rows.values() for verb in row]
+        done = iter((yield tuple(verbs)) if verbs else ())
+        for number, row in rows.items():
+            values[number] = tuple(next(done) for _ in row)
+    return results
+
+
+# ---- the collective ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

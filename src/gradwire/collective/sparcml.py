@@ -30,13 +30,11 @@ from ..contract.payload import Payload
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.verbs import Compute, Recv, Send, Steps, Verb
 from ..kernels.distinct import count_distinct
-from ..kernels.sparse.entries import Entries, num_units
+from ..kernels.sparse.entries import Entries, Part, num_units
 from ..kernels.sparse.format import SparseFormat
 from ..kernels.sparse.formats.coo import coo
 from ..kernels.sparse.formats.dense import dense
-from ..kernels.sparse.parts import Part
-from .steps.entries import expected_union, merged_entries, num_entries, scaled_entries
-from .steps.selection import asked_of
+from .steps.entries import asked_of, expected_union, merged_entries, num_entries, scaled_entries
 from .steps.sizes import SIZE_BYTES
 
 

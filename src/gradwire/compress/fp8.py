@@ -11,8 +11,8 @@ State: none. Contributed: the decoded gradient.
 
 from __future__ import annotations
 
+from ..dsl.e4m3 import from_e4m3, to_e4m3
 from ..dsl.language import Compressed, Vector, concat, extract, greater, map, reduce
-from ..dsl.library.e4m3 import from_e4m3, to_e4m3
 from ..dsl.program import Program
 from ._quantise import inverse
 

@@ -26,8 +26,7 @@ from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
 from ..kernels import select
 from ..kernels.nonzero import nonzero_units as kept_units
-from ..kernels.sparse.entries import Entries, check_width
-from ..kernels.sparse.parts import Part
+from ..kernels.sparse.entries import Entries, Part, check_width
 from ..kernels.sparse.scatter import scatter_entries
 from ._residual import subtract_sent
 

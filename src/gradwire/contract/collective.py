@@ -9,8 +9,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from .by_name import KeywordSettings
-from .compressor import Compressor, Layout, State, Traits
+from .compressor import Compressor, KeywordSettings, Layout, State, Traits
 from .member import Member
 from .shapes_only import Hollow
 from .spec import TensorSpec

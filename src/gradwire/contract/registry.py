@@ -88,12 +88,18 @@ COMMANDS = Kind(
     "command",
     "gradwire.cli.commands",
     "gradwire.commands",
-    {"compll": _LAB, **dict.fromkeys(("bench", "demo", "reproduce", "testbed"), _BENCH)},
+    {
+        **dict.fromkeys(("check", "compll"), _LAB),
+        **dict.fromkeys(("bench", "demo", "reproduce", "simulate", "testbed"), _BENCH),
+    },
 )
 """The commands of ``gradwire``, which are found as algorithms are."""
 
-EXTENSIONS = {"compll_text": _LAB, "kernel_bench": _BENCH, "testbed": _BENCH}
-"""Modules that commands use where they are installed, and the package that has each."""
+EXTENSIONS = {
+    **dict.fromkeys(("compll_text", "tune", "with_measured_scheme"), _LAB),
+    **dict.fromkeys(("kernel_bench", "pictures", "testbed"), _BENCH),
+}
+"""Modules and functions that are used where they are installed, and the package that has each."""
 
 
 class Home(NamedTuple):
@@ -168,7 +174,7 @@ def found_of(kind: Kind) -> dict[str, Home]:
 
 
 def extension(name: str) -> Any:
-    """A module of ``EXTENSIONS``; raises ``NotInstalled`` where its package is not installed."""
+    """A part of ``EXTENSIONS``; raises ``NotInstalled`` where its package is not installed."""
     for point in entry_points(group="gradwire.extensions", name=name):
         return point.load()
     raise NotInstalled("this", EXTENSIONS[name])

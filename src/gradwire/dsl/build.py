@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..contract.payload import Payload
+from ..kernels.build import has_triton
 from ..kernels.compiler import CppSource, load_compiled
-from ..kernels.gpu import has_triton
 from . import interp
 from .interp import Draws
 from .ir import Kernel

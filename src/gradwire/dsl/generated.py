@@ -1,30 +1,414 @@
 """Every generated compressor: the methods of ``contract.Compressor``, by four kernels.
 
 Kernels take float32 vectors that lie in one piece. Gradients of another dtype are converted to it
-first, sums and residuals of another dtype are computed by torch from what was sent.
-"""
+first, sums and residuals of another dtype are computed by torch from what was sent."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache, lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..contract import Compressor, State
-from ..contract.payload import Format, Payload
+from ..contract.payload import Field, Format, Payload
+from ..contract.scratch import passing
 from ..contract.spec import TensorSpec, check_gradient
 from ..errors import invalid
-from .build import Call
-from .coders import coding
+from ..kernels import select
+from .build import Built, Call
+from .coders import Coding, coding
 from .interp import Draws
-from .layout import most_kept, num_received, program_format
-from .steps import Kernels, encode_dense, with_scalars
+from .ir import FLOAT32, INT32, UNSIGNED, Buffer, DType, Extent, Kernel, Op
+from .rewrite import KEYS, OUT, RANKED, Pick, StageKernels, Traced, partials, unpacked
+
+# ---- The layout of a program's fields: the format of a payload, and what its size tells --------
+#
+# Legend: N elements of the gradient, K kept ones. Fields of kept elements lie behind all others, in
+# order of the program; how many entries they have follows from the payload's size alone.
+
+MEMORY: dict[DType, torch.dtype] = {FLOAT32: torch.float32, INT32: torch.int32}
+"""The dtypes of values that are not packed; unsigned ones lie in bytes."""
+
+
+def most_kept(program: Traced, numel: int) -> int:
+    """K at most: what ``top`` leaves of N elements, or all of them."""
+    if program.keep is None or not numel:
+        return 0
+    return numel if program.top is None else max(1, round(program.top * numel))
+
+
+@lru_cache(maxsize=4096)
+def program_format(program: Traced, numel: int, num_kept: int) -> Format:
+    """The format of a payload of so many elements, of which so many were kept.
+
+    Raises ``InvalidSetting`` where an int32 cannot tell the elements' places.
+    """
+    if numel >= 2**31 and (program.keep is not None or program.stages):
+        given = f"{numel} elements"
+        raise invalid(f"{program.name} gradient", given, "below 2**31", "cut it into chunks")
+    counts = {
+        Extent.CALL: min(numel, 1),
+        Extent.BLOCK: -(-numel // program.block),
+        Extent.ELEMENT: numel,
+        Extent.KEPT: num_kept,
+    }
+    return Format(tuple(_field(buffer, counts[buffer.extent]) for buffer in program.buffers))
+
+
+def num_received(program: Traced, numel: int, size_bytes: int) -> int | None:
+    """K of a payload of so many bytes; None if no payload is that long."""
+    num_kept = most_kept(program, numel)
+    if num_kept:
+        entry_bytes = sum(buffer.dtype.bits for buffer in program.kept) / 8
+        first = program_format(program, numel, 0).size_bytes
+        # Each field may be up to a group of codes longer than its entries' bits: never shorter.
+        num_kept = min(max(0, int((size_bytes - first) / entry_bytes) + 1), num_kept)
+    while num_kept and program_format(program, numel, num_kept).size_bytes > size_bytes:
+        num_kept -= 1
+    fits = program_format(program, numel, num_kept).size_bytes == size_bytes
+    return num_kept if fits else None
+
+
+def _field(buffer: Buffer, count: int) -> Field:
+    if buffer.dtype not in UNSIGNED:
+        return Field(buffer.name, MEMORY[buffer.dtype], count)
+    packed = buffer.extent >= Extent.ELEMENT
+    return Field(buffer.name, torch.uint8, buffer.dtype.packed_bytes(count) if packed else count)
+
+
+# ---- Steps between kernels: stages' scalars are made, and payloads filled ----------------------
+#
+# Legend: N elements of the gradient, S of a sample, B blocks.
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """The forms of a program under given settings, and what runs them.
+
+    Of kept elements ``decode`` and ``merge`` are one kernel, which gives their values.
+    """
+
+    traced: Traced
+    encode: Kernel
+    encode_with_residual: Kernel
+    decode: Kernel
+    merge: Kernel
+    stages: tuple[StageKernels, ...]
+    pack: Kernel | None
+    taken: Kernel | None
+    built: Built
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether encoding needs random numbers."""
+        return self.encode.draws or any(stage.plain.draws for stage in self.stages)
+
+
+def scratch(
+    name: str, dtype: torch.dtype, lengths: Sequence[int], device: torch.device
+) -> list[Tensor]:
+    """Undefined vectors that the next call with this name overwrites: see `scratch.passing`."""
+    whole, stops = passing(f"compll {name}", sum(lengths), dtype, device), accumulate(lengths)
+    return [whole[stop - numel : stop] for numel, stop in zip(lengths, stops, strict=True)]
+
+
+def run_forms(
+    built: Built, plain: Kernel, with_residual: Kernel, calls: Sequence[Call]
+) -> list[int]:
+    """One run for the calls that have a residual, and one for the others.
+
+    Returns how many elements each call kept; nothing is run for an empty gradient.
+    """
+    kept = [0] * len(calls)
+    live = [(i, "residual" in call.operands) for i, call in enumerate(calls) if call.numel]
+    for kernel, has_residual in ((plain, False), (with_residual, True)):
+        places = [i for i, has in live if has is has_residual]
+        if places:
+            counts = built.run_many(kernel, [calls[i] for i in places])
+            for place, count in zip(places, counts, strict=True):
+                kept[place] = count
+    return kept
+
+
+# ---- stages ------------------------------------------------------------------------------------
+
+
+def with_scalars(made: Kernels, calls: Sequence[Call]) -> list[Call]:
+    """The calls with what the stages make of their gradients; an empty one needs nothing."""
+    known = [call for call in calls if call.numel]
+    for stage in made.stages if known else ():
+        found = (_picked if stage.fold is None else _combined)(made.built, stage, known)
+        known = [
+            call._replace(operands={**call.operands, **scalars})
+            for call, scalars in zip(known, found, strict=True)
+        ]
+    each = iter(known)
+    return [next(each) if call.numel else call for call in calls]
+
+
+def _picked(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
+    picks = {stage.result.name: stage.how for stage in made.stages if isinstance(stage.how, Pick)}
+    how = next(iter(picks.values()))
+    counts = [how.draw.count(call.numel) for call in calls]
+    device = calls[0].operands["gradient"].device
+    samples = scratch("sample", torch.float32, counts, device)
+    keys = samples
+    if how.key is not None:
+        keys = scratch(KEYS, MEMORY[how.key.dtype], counts, device)
+    drawing = [
+        call._replace(
+            numel=count,
+            operands={
+                **call.operands,
+                "population": _number(call.numel, device),
+                "num_drawn": _number(count, device),
+                "sample": sample_S,
+                KEYS: key_S,
+            },
+        )
+        for call, count, sample_S, key_S in zip(calls, counts, samples, keys, strict=True)
+    ]
+    run_forms(built, made.plain, made.with_residual, drawing)
+    return [
+        {name: _sorted_at(sample_S, key_S, how, call.numel) for name, how in picks.items()}
+        for call, sample_S, key_S in zip(calls, samples, keys, strict=True)
+    ]
+
+
+def _sorted_at(sample_S: Tensor, key_S: Tensor, how: Pick, numel: int) -> Tensor:
+    """The element that is picked, as a vector of one; equal keys stay in the order of places."""
+    place = how.place(numel)
+    key = _nth_smallest(key_S, key_S.numel() - 1 - place if how.descending else place)
+    if key_S is sample_S:
+        return key
+    first_S, then_S = (key, key_S) if how.descending else (key_S, key)
+    before_S = (first_S < then_S) | (then_S.isnan() & ~first_S.isnan())
+    alike_S = (key_S == key) | (key_S.isnan() & key.isnan())
+    return sample_S[alike_S.nonzero()[place - int(before_S.sum())]]
+
+
+def _nth_smallest(vector_S: Tensor, rank: int) -> Tensor:
+    """The element of this rank, from 0, as a vector of one; NaN ranks above infinity."""
+    if vector_S.is_cpu:  # numpy's selection takes a fifth of the time of torch's
+        return torch.from_numpy(np.partition(vector_S.numpy(), rank)[rank : rank + 1])
+    return vector_S.kthvalue(rank + 1).values.view(1)
+
+
+@lru_cache(maxsize=4096)
+def _number(value: int, device: torch.device) -> Tensor:
+    return torch.full((1,), value, dtype=torch.int32, device=device)  # waits for no device
+
+
+def _combined(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
+    fold = made.fold
+    assert fold is not None
+    of_blocks = [partials(stage) for stage in made.stages]
+    results = [stage.result.name for stage in made.stages]
+    counts = [-(-call.numel // made.plain.block) for call in calls]
+    values = [_vectors(made, count, call) for count, call in zip(counts, calls, strict=True)]
+    filling = [
+        call._replace(operands={**call.operands, **dict(zip(of_blocks, own, strict=True))})
+        for call, own in zip(calls, values, strict=True)
+    ]
+    run_forms(built, made.plain, made.with_residual, filling)
+    names = (*of_blocks, *results)
+    while left := [i for i, count in enumerate(counts) if count > 1]:  # one value is its own fold
+        folding = []
+        for i in left:
+            length, counts[i] = counts[i], -(-counts[i] // fold.block)
+            old, values[i] = values[i], _vectors(made, counts[i], calls[i])
+            folding.append(Call(dict(zip(names, (*old, *values[i]), strict=True)), length))
+        built.run_many(fold, folding)
+    return [dict(zip(results, own, strict=True)) for own in values]
+
+
+def _vectors(made: StageKernels, count: int, call: Call) -> list[Tensor]:
+    """Room for ``count`` values of each stage."""
+    device = call.operands["gradient"].device
+    kinds = (MEMORY[stage.result.dtype] for stage in made.stages)
+    return [torch.empty(count, dtype=kind, device=device) for kind in kinds]
+
+
+# ---- payloads ----------------------------------------------------------------------------------
+
+
+def encode_dense(
+    made: Kernels, calls: Sequence[Call], buffers: Sequence[Tensor | None]
+) -> list[Payload]:
+    """The payloads, in ``buffers`` where they are given; residuals are updated."""
+    code, payloads = coding(made.traced), list[Payload]()
+    for call, buffer in zip(calls, buffers, strict=True):
+        format = program_format(made.traced, call.numel, 0)
+        own = buffer if code is None else None
+        payloads.append(placed(format, own, call.operands["gradient"].device))
+    filling = [
+        call._replace(payload=payload) for call, payload in zip(calls, payloads, strict=True)
+    ]
+    run_forms(made.built, made.encode, made.encode_with_residual, filling)
+    if code is None:
+        return payloads
+    pairs = zip(payloads, buffers, strict=True)
+    return [_coded(code, payload, buffer) for payload, buffer in pairs]
+
+
+def _coded(code: Coding, plain: Payload, buffer: Tensor | None) -> Payload:
+    """The payload that travels in place of ``plain``, in the front of ``buffer`` if it is given."""
+    assert plain.buffer is not None
+    return code.encode(plain, placed(code.format(plain.format), buffer, plain.buffer.device))
+
+
+def placed(format: Format, buffer: Tensor | None, device: torch.device) -> Payload:
+    """A payload of this format in ``buffer`` or in a new one; what no field fills is zero."""
+    payload = Payload.empty(format, buffer, device)
+    if buffer is not None:
+        for start, stop in format.gaps:
+            buffer[start:stop] = 0
+    return payload
+
+
+# ---- Kept elements become a payload, and a payload a gradient again ----------------------------
+#
+# Kernels append what they keep to memory that has room for all; once its number is known it is
+# cut to the largest, if there are too many, and put where the payload's size lets it lie.
+#
+# Legend: N elements of the gradient, C that a filter kept, K of them sent.
+
+
+def encode_kept(
+    made: Kernels, calls: Sequence[Call], buffers: Sequence[Tensor | None]
+) -> list[Payload]:
+    """The payloads, in the front of ``buffers`` where they are given; residuals are updated."""
+    memory = _memory(made.traced, calls)
+    heads = [_head(made.traced, call, buffer) for call, buffer in zip(calls, buffers, strict=True)]
+    keeping = [
+        call._replace(operands={**call.operands, **own}, payload=head)
+        for call, own, head in zip(calls, memory, heads, strict=True)
+    ]
+    counts = run_forms(made.built, made.encode, made.encode_with_residual, keeping)
+    kept = [
+        {name: full[:count] for name, full in own.items()}
+        for own, count in zip(memory, counts, strict=True)
+    ]
+    sent = _cut(made.traced, kept, [most_kept(made.traced, call.numel) for call in calls])
+    rows = zip(keeping, sent, buffers, strict=True)
+    return [_payload(made, call, own, buffer) for call, own, buffer in rows]
+
+
+def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
+    """The memory of each call's kept elements, by buffer name."""
+    if not calls:
+        return []
+    device = calls[0].operands["gradient"].device
+    lengths = [call.numel for call in calls]
+    kept = (*program.kept, *program.extra)
+    columns = [scratch(b.name, MEMORY.get(b.dtype, torch.uint8), lengths, device) for b in kept]
+    return [
+        {b.name: own for b, own in zip(kept, row, strict=True)}
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _head(program: Traced, call: Call, buffer: Tensor | None) -> Payload:
+    """The fields that lie before the kept ones, in the front of ``buffer`` or in a new one."""
+    format = program_format(program, call.numel, 0)
+    front = None if buffer is None else buffer[: format.size_bytes]
+    return Payload.empty(format, front, call.operands["gradient"].device)
+
+
+def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor | None) -> Payload:
+    """The payload of these elements, which are no more than may be sent."""
+    program, head = made.traced, call.payload
+    assert head is not None
+    assert head.buffer is not None
+    count = kept[program.indices.name].numel()
+    format = program_format(program, call.numel, count)
+    front = None if buffer is None else buffer[: format.size_bytes]
+    payload = placed(format, front, head.buffer.device)
+    if head.size_bytes and buffer is None:
+        assert payload.buffer is not None
+        payload.buffer[: head.size_bytes].copy_(head.buffer)
+    _fill(made, payload, kept, count)
+    residual_N = call.operands.get("residual")
+    if made.taken is not None and residual_N is not None and count:
+        taken_K = _of_entries(made, made.taken, payload, {RANKED.name: kept[program.ranked.name]})
+        select.scatter_add(payload[program.indices.name], taken_K, residual_N, -1.0)
+    return payload
+
+
+def _cut(
+    program: Traced, kept: list[dict[str, Tensor]], mosts: Sequence[int]
+) -> list[dict[str, Tensor]]:
+    """The largest of what each call kept, or all of it where that is no more than may be sent."""
+    over = [i for i, most in enumerate(mosts) if kept[i][program.indices.name].numel() > most]
+    ranked = [kept[i][program.ranked.name] for i in over]
+    largest = [torch.empty_like(own_C[: mosts[i]]) for i, own_C in zip(over, ranked, strict=True)]
+    places = [torch.empty_like(own_K, dtype=torch.int32) for own_K in largest]
+    select.topk_many(ranked, places, largest, [None] * len(over))
+    for i, places_K, largest_K in zip(over, places, largest, strict=True):
+        sent = {
+            name: largest_K if name == program.ranked.name else memory.index_select(0, places_K)
+            for name, memory in kept[i].items()
+        }
+        kept[i] = sent
+    return kept
+
+
+def _fill(made: Kernels, payload: Payload, kept: Mapping[str, Tensor], count: int) -> None:
+    """Puts the kept fields where they belong, codes packed."""
+    codes: dict[str, Tensor] = {}
+    for field in made.traced.kept:
+        if field in made.traced.packed:
+            codes[unpacked(field).name] = kept[field.name]
+        else:
+            payload[field.name].copy_(kept[field.name])
+    if made.pack is not None and count:
+        made.built.run_many(made.pack, (Call(codes, count, Draws(), payload),))
+
+
+def merge_kept(made: Kernels, payload: Payload, sum_N: Tensor, scale: float) -> None:
+    """Adds ``scale`` times each kept value at its place; ``sum_N`` is contiguous float32."""
+    indices_K = payload[made.traced.indices.name]
+    select.scatter_add(indices_K, _values(made, payload), sum_N, scale)
+
+
+def entries_kept(made: Kernels, payload: Payload) -> tuple[Tensor, Tensor]:
+    """Indices of the kept elements, and what they decode to (a buffer that is reused)."""
+    indices_K = payload[made.traced.indices.name]
+    if not indices_K.numel():
+        return indices_K, indices_K.to(torch.float32)
+    return indices_K, _values(made, payload)
+
+
+def _values(made: Kernels, payload: Payload) -> Tensor:
+    """The values that the kept elements decode to."""
+    decoded = made.decode.stores[0].sources[0]
+    if decoded.op is Op.LOAD and decoded.dtype is FLOAT32 and decoded.arg.extent is Extent.ELEMENT:
+        return payload[decoded.arg.name]
+    return _of_entries(made, made.decode, payload, {})
+
+
+def _of_entries(
+    made: Kernels, kernel: Kernel, payload: Payload, operands: Mapping[str, Tensor]
+) -> Tensor:
+    """The output of a kernel whose elements are those of the payload."""
+    assert payload.buffer is not None
+    count = payload[made.traced.indices.name].numel()
+    (out_K,) = scratch("out", torch.float32, [count], payload.buffer.device)
+    call = Call({OUT.name: out_K, **operands}, count, Draws(), payload)
+    made.built.run_many(kernel, (call,))
+    return out_K
+
+
+# ---- the compressor ----------------------------------------------------------------------------
+
 
 _NEXT_STEP = torch.tensor([0, 1], device="cpu")
 
@@ -46,13 +430,10 @@ class Generated(Compressor):
     def init(self, spec: TensorSpec) -> State:
         """(stream, step) if random numbers are drawn.
 
-        Modules are loaded now and not in the first step. C++ is compiled now too, where the device
-        of the spec is the CPU.
+        C++ is compiled now and not in the first step, where the spec's device is the CPU.
         """
         made, cpp = self.kernels(), spec.device == "cpu"
         code = coding(made.traced)
-        if made.traced.keep is not None:
-            _keeping()
         if cpp:
             made.built.library()
         if cpp and code is not None:
@@ -128,7 +509,7 @@ class Generated(Compressor):
             made.built.run_many(made.decode, _decoding(made, "out", payloads, whole, scale))
         else:
             for payload, whole_N in zip(payloads, whole, strict=True):
-                _keeping().merge_kept(made, payload, whole_N.zero_(), scale)
+                merge_kept(made, payload, whole_N.zero_(), scale)
         for out_N, whole_N in zip(outs, whole, strict=True):
             if out_N is not whole_N:
                 out_N.copy_(whole_N)
@@ -147,7 +528,7 @@ class Generated(Compressor):
                 sum_N.add_(self.decode(payload, torch.empty_like(sum_N), scale=scale))
         elif made.traced.keep is not None:
             for payload, sum_N in zip(payloads, sums, strict=True):
-                _keeping().merge_kept(made, payload, sum_N, scale)
+                merge_kept(made, payload, sum_N, scale)
         else:
             made.built.run_many(made.merge, _decoding(made, "sum", payloads, sums, scale))
 
@@ -155,8 +536,7 @@ class Generated(Compressor):
         made = self.kernels()
         if made.traced.keep is None:
             return super().entries(payload)
-        entries: tuple[Tensor, Tensor] = _keeping().entries_kept(made, payload)
-        return entries
+        return entries_kept(made, payload)
 
     def _encode(
         self,
@@ -172,7 +552,7 @@ class Generated(Compressor):
         ]
         if made.stages:
             calls = with_scalars(made, calls)
-        encoded = encode_dense if made.traced.keep is None else _keeping().encode_kept
+        encoded = encode_dense if made.traced.keep is None else encode_kept
         payloads = encoded(made, calls, buffers)
         later = (state if state is None else state + _NEXT_STEP for state in states)
         return list(zip(payloads, later, strict=True))
@@ -190,14 +570,6 @@ class Generated(Compressor):
         """The numbers of this call: the key is the program's ``seed`` and the tensor's stream."""
         stream, step = (0, 0) if state is None else state.tolist()
         return Draws((getattr(self, "seed", 0) & 0xFFFFFFFF) + (stream << 32), step)
-
-
-@cache
-def _keeping() -> Any:
-    """The module that only programs need which keep some elements."""
-    from . import keeping
-
-    return keeping
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,6 @@
-"""An exchange of every program of matrices, which torch carries out (``factors``), and its ladder.
+"""An exchange of every program of matrices, which torch carries out, and its ladder.
 
-Letters as in ``factors``: T tensors, B adjacent matrices of one shape and rank, R columns.
-"""
+Letters: T tensors, B adjacent matrices of one shape and rank, R columns."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import accumulate, groupby
 from math import prod
 from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
@@ -17,13 +17,278 @@ from torch import Tensor
 
 from ..contract import Exchange, Layout, Member, State, Traits, synchronise_alone
 from ..contract.bounds import MOST_SEED, check_whole
-from ..contract.ladder import Ladder
+from ..contract.exchange import Ladder
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.tensorwise import tensor_places
 from ..contract.travel import bytes_sent
 from ..contract.verbs import AllReduce, Compute, Steps
-from .factors import FactorLayout, MatrixState, StepTensors, layout_of
-from .matrices import LowRank, Matrix, trace_matrices
+from .matrices import Factor, LowRank, Matrix, Operand, trace_matrices
+
+# ---- A step of a program of matrices in torch, and where its matrices and factors lie ----------
+#
+# Letters: T tensors of a message, B adjacent ones of one shape and rank; a matrix has N rows (n,
+# the tensor's first dimension) and M columns (m, all its others), its factors have R columns.
+
+
+class FactorPlace(NamedTuple):
+    """Where a batch's matrices of one factor lie in a buffer, and their shape."""
+
+    range: slice
+    shape_BNM: tuple[int, int, int]
+
+
+class MatrixBatch(NamedTuple):
+    """Adjacent matrices of one shape and rank: which tensors they are, where all lies."""
+
+    tensors: slice
+    whole: FactorPlace
+    start: FactorPlace
+    products: tuple[FactorPlace, ...]
+
+
+@dataclass(frozen=True)
+class FactorLayout:
+    """The places of everything in a message's gradient and in the buffers of its all-reduces.
+
+    The first holds, in the order of the tensors, what stays dense and every batch's products, the
+    others every batch's of their round. ``dense`` are ranges of the gradient and of the first.
+    """
+
+    basis_shapes: tuple[tuple[int, ...], ...]
+    dense: tuple[tuple[slice, slice], ...]
+    batches: tuple[MatrixBatch, ...]
+    round_numels: tuple[int, ...]
+    start_numel: int
+
+
+class MatrixState(NamedTuple):
+    """The layout of a message, which follows from the spec, and every tensor's next start."""
+
+    layout: FactorLayout
+    basis_T: tuple[Tensor, ...]
+
+
+def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a tensor; a vector has none, so factors are never worth it.
+
+    >>> as_matrix((64, 3, 3, 3)), as_matrix((4096,))
+    ((64, 27), (0, 0))
+    """
+    return (shape[0], prod(shape[1:])) if len(shape) > 1 else (0, 0)
+
+
+@lru_cache(maxsize=4096)
+def layout_of(program: LowRank, spec: TensorSpec, ranks: int | tuple[int, ...]) -> FactorLayout:
+    """The layout of what a message carries; a spec without shapes is one vector, and dense.
+
+    ``ranks`` is the rank of all tensors, or that of each.
+    """
+    shapes = spec.tensor_shapes
+    each = (ranks,) * len(shapes) if isinstance(ranks, int) else ranks
+    forms = [_form(program, *one) for one in zip(shapes, each, strict=True)]
+    ends = [0, *accumulate(map(prod, shapes))]
+    dense: list[tuple[slice, slice]] = []
+    batches: list[MatrixBatch] = []
+    used, started = [0 for _ in program.rounds], 0
+    for form, run in groupby(range(len(shapes)), key=forms.__getitem__):
+        members = list(run)
+        tensors = slice(members[0], members[-1] + 1)
+        whole = slice(ends[tensors.start], ends[tensors.stop])
+        if form is None:
+            dense.append((whole, slice(used[0], used[0] + whole.stop - whole.start)))
+            used[0] = dense[-1][1].stop
+            continue
+        places = []
+        for product in program.products:
+            places.append(_placed(used[product.round - 1], len(members), form, product.dims))
+            used[product.round - 1] = places[-1].range.stop
+        start = _placed(started, len(members), form, program.start.dims)
+        started = start.range.stop
+        shape_BNM = (len(members), form["N"], form["M"])
+        batches.append(MatrixBatch(tensors, FactorPlace(whole, shape_BNM), start, tuple(places)))
+    basis_shapes = tuple((0,) if form is None else (form["M"], form["R"]) for form in forms)
+    return FactorLayout(basis_shapes, tuple(dense), tuple(batches), tuple(used), started)
+
+
+def _form(program: LowRank, shape: Sequence[int], rank: int) -> dict[str, int] | None:
+    """The dimensions by their letters, if what travels is shorter than the tensor; else None."""
+    rows, columns = as_matrix(shape)
+    form = {"N": rows, "M": columns, "R": rank}
+    sent = sum(form[p.dims[0]] * form[p.dims[1]] for p in program.products)
+    return form if sent < rows * columns else None
+
+
+def _placed(first: int, count: int, form: dict[str, int], dims: str) -> FactorPlace:
+    rows, columns = (form[letter] for letter in dims)
+    return FactorPlace(slice(first, first + count * rows * columns), (count, rows, columns))
+
+
+# ---- a step ------------------------------------------------------------------------------------
+
+
+def orthonormal(matrix_BNR: Tensor, out: Tensor) -> None:
+    """Fills ``out``, maybe the matrix itself, with orthonormal columns that span the columns.
+
+    By Householder's QR (N >= R), which needs no epsilon: where columns depend on each other, or are
+    zero, others that are orthogonal to the rest stand in for them. What is not finite makes its
+    matrix not finite and no other.
+
+    >>> columns = torch.zeros(1, 3, 2)
+    >>> orthonormal(columns, columns)
+    >>> columns.abs().squeeze().tolist()
+    [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+    """
+    out.copy_(torch.linalg.qr(matrix_BNR).Q)
+
+
+class BatchTensors:
+    """Views of one batch: every factor, the own part of the last, and the mean."""
+
+    def __init__(self, held: StepTensors, batch: MatrixBatch) -> None:
+        program, self.tensors = held.program, batch.tensors
+
+        def view(buffer: Tensor, place: FactorPlace) -> Tensor:
+            return buffer[place.range].view(place.shape_BNM)
+
+        self.whole_BNM = view(held.whole_N, batch.whole)
+        self.mean_BNM = view(held.mean_N, batch.whole)
+        self.factors: dict[Factor, Tensor] = {
+            program.gradient: self.whole_BNM,
+            program.start: view(held.start, batch.start),
+        }
+        for product, place in zip(program.products, batch.products, strict=True):
+            self.factors[product] = view(held.rounds[product.round - 1], place)
+            if product is program.last:
+                self.own = view(held.own, place)
+        for basis in (basis for one in program.rounds for basis in one.bases):
+            self.factors[basis] = self.factors[basis.sources[0].factor]
+
+    def operand(self, given: Operand) -> Tensor:
+        """The factor, or a view of its transpose."""
+        found = self.factors[given.factor]
+        return found.mT if given.turned else found
+
+
+class StepTensors:
+    """One rank's tensors during a step, in buffers that it keeps between steps.
+
+    ``whole_N`` is what is sent, and ``mean_N`` is where its mean is to lie. Both are of the working
+    dtype, and wherever possible they are the caller's own tensors.
+    """
+
+    def __init__(
+        self,
+        me: Member,
+        program: LowRank,
+        state: MatrixState,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None,
+    ) -> None:
+        self.program, self.state, self.world = program, state, me.world
+        self.grad_N, self.out_N, self.residual_N = grad_N, out_N, residual_N
+        dtype, layout = working_dtype(grad_N.dtype), state.layout
+
+        def scratch(name: str, numel: int) -> Tensor:
+            return me.scratch(name, numel, grad_N, dtype)
+
+        def suits(tensor: Tensor) -> bool:
+            return tensor.dtype == dtype and tensor.is_contiguous()
+
+        self.rounds = [scratch(f"round {i}", n) for i, n in enumerate(layout.round_numels)]
+        self.start = scratch("start", layout.start_numel)
+        last = self.rounds[-1]
+        self.own = last if residual_N is None else scratch("own", last.numel())
+        if residual_N is not None:
+            self.whole_N = residual_N
+        else:
+            self.whole_N = grad_N if suits(grad_N) else scratch("whole", grad_N.numel())
+        if suits(out_N):
+            self.mean_N = out_N
+        else:
+            self.mean_N = scratch("mean" if residual_N is not None else "whole", out_N.numel())
+        self.batches = [BatchTensors(self, batch) for batch in layout.batches]
+
+    def encode(self, number: int) -> None:
+        """Makes what travels in a round."""
+        if number == 0:
+            self._gather()
+        else:
+            self._make_means(number - 1)
+        made = self.program.rounds[number]
+        for m in self.batches:
+            for basis in made.bases:
+                orthonormal(m.operand(basis.sources[0]), m.factors[basis])
+            for product in made.products:
+                left, right = map(m.operand, product.sources)
+                torch.bmm(left, right, out=m.factors[product])
+        if number == len(self.rounds) - 1 and self.own is not self.rounds[-1]:
+            self.own.copy_(self.rounds[-1])  # the residual is worked out from it
+
+    def _gather(self) -> None:
+        """Adds gradient and residual, fills every start, and puts what stays dense into the first.
+
+        That is divided by W before it is summed, as DDP does, so that a sum cannot overflow where
+        the mean does not.
+        """
+        if self.residual_N is not None:
+            self.residual_N.add_(self.grad_N)
+        elif self.whole_N is not self.grad_N:
+            self.whole_N.copy_(self.grad_N)
+        for m in self.batches:
+            starts = list(m.factors[self.program.start])
+            torch._foreach_copy_(starts, list(self.state.basis_T[m.tensors]))
+        for whole, place in self.state.layout.dense:
+            torch.mul(self.whole_N[whole], 1 / self.world, out=self.rounds[0][place])
+            if self.residual_N is not None:
+                self.residual_N[whole].sub_(self.rounds[0][place], alpha=self.world)
+
+    def _make_means(self, number: int) -> None:
+        """Divides the sums of a round by W, where more than their directions count."""
+        needed = [p for p in self.program.rounds[number].products if self.program.needs_mean(p)]
+        if number and needed:
+            self.rounds[number].mul_(1 / self.world)
+            return
+        for m in self.batches:  # beside what is dense, which is a mean already
+            for product in needed:
+                m.factors[product].mul_(1 / self.world)
+
+    def decode(self) -> None:
+        """Takes the own part off the residual, writes the mean, and keeps the next start.
+
+        In this order, as the means may be written where the gradient was.
+        """
+        self._make_means(len(self.rounds) - 1)
+        left, right = self.program.result
+        if self.residual_N is not None:
+            for m in self.batches:
+                sent = {**m.factors, self.program.last: m.own}
+                own = (sent[f].mT if turned else sent[f] for f, turned in (left, right))
+                m.whole_BNM.baddbmm_(*own, alpha=-1)
+            torch.nan_to_num_(self.residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+        for m in self.batches:
+            torch.bmm(m.operand(left), m.operand(right), out=m.mean_BNM)
+        for whole, place in self.state.layout.dense:
+            self.mean_N[whole].copy_(self.rounds[0][place])
+        if self.mean_N is not self.out_N:
+            self.out_N.copy_(self.mean_N)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Keeps every start of the next step, each column scaled to a largest element of 1.
+
+        One that is zero stays zero, and one that is not finite becomes so: the next step's
+        orthogonalisation puts another direction in its place.
+        """
+        for m in self.batches:
+            kept_BMR = m.factors[self.program.kept]
+            peak_B1R = torch.linalg.vector_norm(kept_BMR, torch.inf, dim=1, keepdim=True)
+            kept_BMR.div_(peak_B1R.clamp_min_(torch.finfo(kept_BMR.dtype).tiny))
+            torch.nan_to_num_(kept_BMR, nan=0.0, posinf=0.0, neginf=0.0)
+            torch._foreach_copy_(list(self.state.basis_T[m.tensors]), list(kept_BMR))
+
+
+# ---- the exchange ------------------------------------------------------------------------------
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)

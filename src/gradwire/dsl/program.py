@@ -36,13 +36,11 @@ from ..errors import invalid
 from . import language, rewrite
 from .build import Built
 from .coders import coding, lengths_name
-from .generated import Generated
+from .generated import Generated, Kernels
 from .interp import LANES
 from .ir import Buffer, Extent, Node, Op, load_buffer
-from .language import Compressed
-from .selection import Scattered
-from .stages import RESULT_NAME, recording
-from .steps import Kernels
+from .language import Compressed, Scattered
+from .rewrite import RESULT_NAME, recording
 from .symbols import Coded, Scalar, Vector, tracing
 
 # The encode and decode that an author writes have other parameters than the contract's, which take

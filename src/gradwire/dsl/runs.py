@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.gpu import has_triton
+from ..kernels.build import has_triton
 from . import ir
 from .interp import evaluated
 from .ir import INT32, Node, Op

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, Member, State, synchronise_alone
-from ..contract.ladder import Ladder
+from ..contract.exchange import Ladder
 from ..contract.spec import TensorSpec
 from ..contract.tensorwise import tensor_sizes, together
 from ..contract.verbs import Compute, Steps

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..contract.bounds import check_number, check_whole
-from ..contract.ladder import Ladder
+from ..contract.exchange import Ladder
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.tensorwise import tensor_places, tensor_sizes
 from ..contract.verbs import AllReduce, Compute, Steps

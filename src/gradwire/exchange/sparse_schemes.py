@@ -21,9 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..collective.steps.cut import Cut
-from ..collective.steps.pulls import pulled_bytes
-from ..collective.steps.push_pull import PushPull, Told
+from ..collective.steps.push_pull import Cut, PushPull, Told, pulled_bytes
 from ..collective.steps.rounds import abreast
 from ..collective.steps.sizes import SIZE_BYTES
 from ..compress.nonzero import nonzero

@@ -8,9 +8,14 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+import torch
+
+from ..errors import invalid
 from .compiler import CppSource, load_compiled, reference_only
 
 __all__ = ["backend", "libraries", "load_library", "reference_only"]
@@ -63,3 +68,59 @@ def backend() -> Literal["cpp", "reference"]:
 def source(name: str) -> CppSource:
     """The text of csrc/``name``.cpp."""
     return CppSource(name, (_SOURCES / f"{name}.cpp").read_text(encoding="utf-8"), _SOURCES)
+
+
+# ---- whether kernels for a GPU can be made here ------------------------------------------------
+#
+# Triton is optional.
+
+
+@cache
+def has_triton() -> bool:
+    """Whether triton is installed; says once that it is not, so ask only where a GPU waits."""
+    found = find_spec("triton") is not None
+    if not found:
+        _log.warning(
+            "GPU kernels run as slow torch code: triton is not installed; "
+            'run: pip install "gradwire[triton]" to have them fast'
+        )
+    return found
+
+
+# ---- Checks of operands and their hand-over to C -----------------------------------------------
+
+INT32_MAX = 2**31 - 1
+
+
+def check_vector(name: str, tensor: torch.Tensor, numel: int, *dtypes: torch.dtype) -> None:
+    """Raises InvalidSetting unless this is a contiguous vector of ``numel`` and a listed dtype."""
+    if tensor.dim() != 1 or tensor.numel() != numel or not tensor.is_contiguous():
+        raise invalid(
+            name,
+            f"shape {tuple(tensor.shape)}, stride {tensor.stride()}",
+            f"a contiguous vector of {numel} elements",
+            "pass tensor.reshape(-1) or slice it to that length",
+        )
+    if dtypes and tensor.dtype not in dtypes:
+        listed = " or ".join(str(dtype) for dtype in dtypes)
+        raise invalid(name, tensor.dtype, f"of dtype {listed}", "convert it with .to()")
+
+
+def check_floating(name: str, tensor: torch.Tensor) -> None:
+    """Raises InvalidSetting unless ``tensor`` is a contiguous vector of floating point numbers."""
+    check_vector(name, tensor, tensor.numel())
+    if not tensor.dtype.is_floating_point:
+        raise invalid(name, tensor.dtype, "of a floating point dtype", "convert it with .float()")
+
+
+def serves_cpp(*tensors: torch.Tensor | None) -> bool:
+    """Whether these floating operands are what the C++ takes: float32 on the CPU."""
+    return all(
+        tensor is None or (tensor.dtype == torch.float32 and tensor.device.type == "cpu")
+        for tensor in tensors
+    )
+
+
+def address(tensor: torch.Tensor | None) -> int | None:
+    """The address of a tensor's first element as a kernel takes it; None is NULL."""
+    return None if tensor is None else tensor.data_ptr()

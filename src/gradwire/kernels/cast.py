@@ -12,8 +12,7 @@ import math
 import torch
 
 from ..errors import invalid
-from .build import load_library
-from .operands import address, check_floating, check_vector, serves_cpp
+from .build import address, check_floating, check_vector, load_library, serves_cpp
 
 _DTYPES = (torch.float16, torch.bfloat16)
 

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid
-from .build import load_library
-from .operands import address, check_floating, check_vector, serves_cpp
+from .build import address, check_floating, check_vector, load_library, serves_cpp
 
 MOST_SIDE = 64
 _BIT_PATTERNS = {8: torch.int64, 4: torch.int32}

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RanksDiffer
-from .build import load_library
-from .operands import address, check_vector
+from .build import address, check_vector, load_library
 
 BLOCK = 4096
 _STREAMS = 4

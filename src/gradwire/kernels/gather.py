@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidSetting, invalid
-from .build import load_library
-from .operands import address, check_floating, check_vector, serves_cpp
+from .build import address, check_floating, check_vector, load_library, serves_cpp
 
 
 def take(

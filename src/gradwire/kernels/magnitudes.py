@@ -13,8 +13,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import invalid
-from .build import load_library
-from .operands import INT32_MAX, address, check_floating, check_vector, serves_cpp
+from .build import INT32_MAX, address, check_floating, check_vector, load_library, serves_cpp
 
 NUM_BINS = 1 << 15
 _NORM_BLOCK, _LANES = 8192, 16

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .build import load_library
-from .operands import address, check_floating, check_vector, serves_cpp
+from .build import address, check_floating, check_vector, load_library, serves_cpp
 
 
 def accumulate(

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid
-from .build import load_library
-from .operands import INT32_MAX, address, check_floating, check_vector, serves_cpp
+from .build import INT32_MAX, address, check_floating, check_vector, load_library, serves_cpp
 
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 

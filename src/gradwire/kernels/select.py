@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..errors import InvalidSetting, invalid
-from .build import load_library
-from .operands import INT32_MAX, address, check_floating, check_vector, serves_cpp
+from .build import INT32_MAX, address, check_floating, check_vector, load_library, serves_cpp
 
 _REFUSED = 2
 """The status that the C++ returns for ranges that are not valid."""

@@ -15,9 +15,8 @@ from ..contract.units import format_seconds
 from .data.cluster import Cluster
 from .data.plan import DENSE, ExchangeSetting, Plan
 from .data.profile import Profile
-from .draft_search import CREDITS, NUMBERS, first_seconds
-from .drafts import Blend, Draft
-from .fidelity import admitted
+from .drafts import CREDITS, NUMBERS, Blend, Draft, first_seconds
+from .judgement import admitted
 from .price import iteration_s
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..contract.registry import extension
 from ..errors import invalid
 from .check import check
 from .data.cluster import Cluster
 from .data.plan import Plan
 from .data.profile import Profile
 from .settings import Planner, name_of, with_settings
-from .tune import tune as search
 
 
 def plan(
@@ -25,7 +25,7 @@ def plan(
 
     ``planner`` is a name (``gradwire list planner`` shows them) or a function of your own; its
     settings are given by name. With ``tune`` those left out are searched for under the model
-    (``gradwire.planning.tune.tune``), otherwise they have their defaults.
+    (by the package gradwire-lab), otherwise they have their defaults.
 
     Raises ``UnknownName`` for a planner or a setting there is not, ``InvalidSetting`` for a value
     that is not accepted, and for a plan that is not sound for ``profile``.
@@ -44,7 +44,7 @@ def plan(
             "read files with Profile.load and Cluster.load, models with gw.catalogue.load",
         )
     chosen = with_settings(planner, **settings)
-    made = search(chosen, profile, cluster) if tune else chosen(profile, cluster)
+    made = extension("tune").tune(chosen, profile, cluster) if tune else chosen(profile, cluster)
     if not isinstance(made, Plan):
         accepted = "a Plan, as every planner gives"
         raise invalid(f"what {name_of(chosen)} returns", made, accepted, "return one")

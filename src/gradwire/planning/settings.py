@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from ..contract.registry import load
 from ..errors import UnknownName, invalid
 from .data.plan import Plan
+
+# ---- the settings of a planner -----------------------------------------------------------------
+
 
 Planner = Callable[..., Plan]
 """``(profile, cluster, *, settings) -> Plan``, pure: the same facts give the same plan."""
@@ -42,3 +45,36 @@ def name_of(planner: Planner) -> str:
     while isinstance(planner, partial):
         planner = planner.func
     return getattr(planner, "__name__", type(planner).__name__)
+
+
+# ---- values of a setting that are worth trying: a planner's ``SEARCH`` --------------------------
+
+
+class Trial(Protocol):
+    """The part of optuna's trial that gradwire uses."""
+
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int: ...
+
+
+class WholeNumbers(NamedTuple):
+    """Whole numbers from ``low`` to ``high``, both included.
+
+    On a ``logarithmic`` scale 1 MiB is as far from 2 MiB as from 512 KiB, which suits sizes.
+    """
+
+    low: int
+    high: int
+    logarithmic: bool = False
+
+    def suggested(self, trial: Trial, name: str) -> int:
+        return trial.suggest_int(name, self.low, self.high, log=self.logarithmic)
+
+
+Space = dict[str, WholeNumbers]
+"""The values to try of each setting of one planner, by the setting's name."""
+
+SIZES = WholeNumbers(2**16, 2**27, logarithmic=True)
+"""Sizes in bytes, from 64 KiB to 128 MiB."""
+
+LANES = WholeNumbers(1, 8)
+"""Numbers of messages at once. Each is a channel: a process group with its own connections."""

@@ -18,10 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradwire.errors import InvalidSetting
-from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.entries import Entries, Parts
 from gradwire.kernels.sparse.gpu import partition as gpu
 from gradwire.kernels.sparse.partition import partition
-from gradwire.kernels.sparse.parts import Parts
 from gradwire.kernels.sparse.permutation import Permutation
 from tests.laws.format_laws import loses_nothing
 

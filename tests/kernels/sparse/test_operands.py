@@ -9,14 +9,13 @@ import torch
 
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.build import reference_only
-from gradwire.kernels.sparse.entries import Entries, check_entries, nonzero
+from gradwire.kernels.sparse.entries import Entries, Part, check_entries, nonzero
 from gradwire.kernels.sparse.formats.bitmap import bitmap
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.elias_fano import elias_fano
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
-from gradwire.kernels.sparse.parts import Part
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.kernels.sparse.scatter import scatter_entries
 

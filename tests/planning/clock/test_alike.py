@@ -6,10 +6,8 @@ import pytest
 
 from gradwire.contract.spec import CHUNK_ALIGNMENT, TensorSpec
 from gradwire.exchange.by_name import by_name
-from gradwire.planning.clock.alike import MANY, supersteps_of_alike
-from gradwire.planning.clock.curves import parts_between
 from gradwire.planning.clock.engine import Traffic, play
-from gradwire.planning.clock.representative import alone
+from gradwire.planning.clock.representative import MANY, alone, parts_between, supersteps_of_alike
 from gradwire.planning.clock.supersteps import Superstep, Tariff, supersteps_of
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit

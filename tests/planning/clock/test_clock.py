@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.planning.clock.clock import ByPriority, FixedOrder, carry, run_on_clock
 from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster
@@ -18,6 +17,7 @@ from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.bytescheduler import bytescheduler
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire_lab.laws.inputs import profile_of
 from tests.planning.profiles import clusters, exact_cluster, profiles
 from tests.strategies import bounded
 

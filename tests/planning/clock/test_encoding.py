@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.units import format_seconds
 from gradwire.planning.check import check
 from gradwire.planning.clock.clock import run_on_clock
-from gradwire.planning.clock.demand import Demand
-from gradwire.planning.clock.encoding import Encoding, without_encodes
+from gradwire.planning.clock.demand import Demand, Encoding, without_encodes
 from gradwire.planning.clock.engine import Traffic, play
 from gradwire.planning.clock.supersteps import Joint, Price, Superstep, Work
 from gradwire.planning.clock.timeline import simulate
@@ -22,6 +20,7 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.explain import explain
 from gradwire.planning.exposed import Account
 from gradwire.planning.fusion import NOTHING, SparseCost, arrivals, best_fusion
+from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.omgs import omgs
 from tests.laws.fusion_laws import last_s

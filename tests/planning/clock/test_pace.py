@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.planning.clock.engine import Traffic, play
 from gradwire.planning.clock.pace import Pace
 from gradwire.planning.clock.supersteps import Joint, Price, Superstep, Work
@@ -18,6 +17,7 @@ from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.drafts import DEFAULT, Blend
 from gradwire.planning.price import iteration_s
+from gradwire_lab.laws.inputs import profile_of
 from tests.laws.sim_laws import law_one_rank_stands_for_all
 from tests.strategies import bounded
 

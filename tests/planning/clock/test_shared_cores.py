@@ -7,14 +7,14 @@ import os
 import pytest
 import torch
 
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.drafts import Blend, Draft
-from gradwire.planning.measure.cores import shared_cores
+from gradwire.planning.measure.links import shared_cores
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.price import iteration_s
+from gradwire_lab.laws.inputs import profile_of
 from tests.planning.test_auto import cluster_of
 
 PROFILE = profile_of(([2**12], 0.25, 0.5), ([2**10], 0.25, 0.125), ([2**11], 0.25, 0.25))

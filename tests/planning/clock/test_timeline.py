@@ -16,7 +16,6 @@ from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
-from gradwire.contract.laws.inputs import profile_of
 from gradwire.contract.registry import load, names
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.error_feedback import with_error_feedback
@@ -27,6 +26,7 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire_lab.laws.inputs import profile_of
 from tests.planning.profiles import exact_cluster
 
 HOP_S, RATE = 2**-9, 2**20

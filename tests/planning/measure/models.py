@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.planning.measure import _layer_timer
+from gradwire.planning.measure import layers
 
 
 class Clock:
@@ -29,7 +29,7 @@ class Clock:
 
 def install(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the recorder read ``clock``."""
-    monkeypatch.setattr(_layer_timer, "clock", clock)
+    monkeypatch.setattr(layers, "clock", clock)
 
 
 class _Pass(torch.autograd.Function):

@@ -245,7 +245,7 @@ def matrix(
     plan). Ends with 1 if a cell is wrong. Part of gradwire's source repository.
     """
     from ..runs import matrix as bench
-    from ..runs import matrix_table as table
+    from ..runs import matrix as table
     from ..runs.matrix_rank import PROGRAMS
 
     asked = bench.Matrix(programs or PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed)

@@ -17,8 +17,7 @@ from ..micro import exchange as exchange_bench
 from ..micro import kernel as kernel_bench
 from ..micro import select as select_bench
 from ..micro import sparse as sparse_bench
-from ..micro.draws import IndexDraws
-from ..micro.likeness import draws_like
+from ..micro.draws import IndexDraws, draws_like
 from ..micro.sparse_rank import OWN, SCHEMES
 from ..schedule import schedule as schedule_bench
 from . import _bench_training as of_training

@@ -9,14 +9,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from gradwire.cli.report import curves, table, timeline
+from gradwire.cli.report import table
 from gradwire.contract.registry import load
 from gradwire.contract.trace.chrome import save_chrome
 from gradwire.contract.trace.span import Trace
 from gradwire.contract.units import format_bytes, format_rate
 from gradwire.errors import invalid
 
-from ..report import bars, html
+from ..report import bars, curves, html, timeline
 from ..testbed.hosts import Testbed, open_hosts
 from ..testbed.ranks import Report, run_ranks
 from ..training.tasks import make_task

@@ -14,8 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..testbed.hosts import Hosts, Testbed, shaped_hosts
-from ..testbed.links import HostLinks
+from ..testbed.hosts import HostLinks, Hosts, Testbed, shaped_hosts
 from .accidents import FLAPS, LINKS, PARTITIONS, PAUSES, Accident
 from .faults_judge import GRACE_S, Aftermath, Ending
 from .faults_rank import Surroundings, keep_store, live

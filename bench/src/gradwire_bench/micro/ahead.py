@@ -22,12 +22,11 @@ from gradwire.cli.report.table import Row
 from gradwire.compress.onebit import onebit
 from gradwire.contract import registry as load
 from gradwire.dsl.gpu.build import Launcher, launch_shape
-from gradwire.dsl.gpu.render import FIRST, counting, parameters, row
-from gradwire.dsl.gpu.terms import type_of
+from gradwire.dsl.gpu.render import FIRST, counting, parameters, row, type_of
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting, NotInstalled
-from gradwire.kernels.gpu import has_triton
+from gradwire.kernels.build import has_triton
 
 ARCHITECTURES = (80, 90)
 """The compute capabilities that are compiled for: A100 (sm_80) and H100 (sm_90)."""

@@ -21,14 +21,13 @@ from torch import Tensor
 from gradwire.cli.report.table import Row
 from gradwire.contract.travel import bytes_sent
 from gradwire.errors import NotInstalled, invalid
-from gradwire.kernels.gpu import has_triton
-from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.build import has_triton
+from gradwire.kernels.sparse.entries import Entries, parts_of
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 from gradwire.kernels.sparse.gpu import partition as gpu
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
-from gradwire.kernels.sparse.parts import parts_of
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.micro.draws import IndexDraws
 from gradwire_bench.micro.kernel import COPY_BYTES, seconds

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gradwire.cli.report.figure import FAINT, INK, SERIES, new_figure, quiet, save
 from gradwire.cli.report.table import Row, cell, heading
 from gradwire.errors import InvalidSetting
+
+from .figure import FAINT, INK, SERIES, new_figure, quiet, save
 
 
 def draw(

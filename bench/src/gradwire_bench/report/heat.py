@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gradwire.cli.report.figure import INK, new_figure, quiet, save
 from gradwire.errors import InvalidSetting
+
+from .figure import INK, new_figure, quiet, save
 
 _MOST_NUMBERED = 16
 """The most columns with which a cell has room for its number."""

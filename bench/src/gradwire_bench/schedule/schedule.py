@@ -21,7 +21,6 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any
 
-from gradwire.cli.report import timeline
 from gradwire.cli.report.table import Row
 from gradwire.contract.registry import names
 from gradwire.contract.trace.chrome import save_chrome
@@ -34,6 +33,7 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 
+from ..report import timeline
 from ..testbed.hosts import Testbed, shaped_hosts
 from ..testbed.ranks import Report, run_ranks
 from .replay import scaled_profile

@@ -28,12 +28,12 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.measure.codecs import measure_codecs
 from gradwire.planning.measure.links import measure_cluster
 from gradwire.planning.plan import plan as plan_for
-from gradwire.planning.tune import tune
 from gradwire.runtime.attach import attach
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.state.plain import values_of_all
 from gradwire.runtime.step.engine import Engine
+from gradwire_lab.planning.tune import tune
 
 from ..testbed.counters import own_counters
 from ..testbed.ranks import Report

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.measure import links_rank
-from gradwire.planning.measure.launched import Report
+from gradwire.planning.measure.links_rank import Report
 
 from .hosts import Testbed, open_hosts
 from .hosts import available as available

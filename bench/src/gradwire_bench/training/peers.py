@@ -23,8 +23,7 @@ from torch import Tensor
 
 from gradwire.errors import invalid
 
-from .muon import TIMES_RATE, hidden, rate_of_adamw
-from .trainer import Trainer
+from .trainer import TIMES_RATE, Trainer, hidden, rate_of_adamw
 
 RANK = 4
 """The rank of PowerSGD: that of gradwire's default."""

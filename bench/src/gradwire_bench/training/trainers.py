@@ -33,9 +33,8 @@ from gradwire.runtime.local_steps.outer import DILOCO, MakeOuter
 from ..workloads.task import TrainingTask
 from ..workloads.train import Schedule
 from .methods import method
-from .muon import MuonWithAdamW, rate_of_adamw
 from .peers import PEERS, RANK, joined
-from .trainer import Trainer
+from .trainer import MuonWithAdamW, Trainer, rate_of_adamw
 
 PERIOD = 20
 """Local steps between two exchanges, where a method takes local steps and its name says no other

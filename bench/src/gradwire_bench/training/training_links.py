@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from gradwire.cli.report import curves
 from gradwire.cli.report.table import Row
 from gradwire.contract.units import format_rate
 from gradwire.errors import invalid
 
+from ..report import curves
 from ..testbed.hosts import Testbed, loopback_hosts, open_hosts
 from ..testbed.ranks import Report, run_ranks
 from .peers import PEERS, is_there

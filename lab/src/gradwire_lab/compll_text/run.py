@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from gradwire.dsl import language, matrices
 from gradwire.dsl.language import Compressed, Vector
-from gradwire.dsl.library import e4m3, exponent, zero_run  # noqa: F401  # which register operators
 from gradwire.dsl.matrices import Matrix
 from gradwire.dsl.operators import registered
 from gradwire.dsl.symbols import Refusal, Symbol, count_operation, refuse
 from gradwire.errors import InvalidSetting
 
+from ..library import exponent, zero_run  # noqa: F401  # which register operators
 from .tree import Declared, Function, Kind, ParamField, Parsed, Text, TextError, at, declarations
 from .values import BINARY, OPERATORS, TYPES, UNARY, Value, apply_function, converted, truth, typed
 

@@ -24,8 +24,9 @@ from gradwire.dsl.language import (
     uint8,
     where,
 )
-from gradwire.dsl.library.exponent import LEAST, MOST, exp2, exponent
 from gradwire.dsl.program import Program
+
+from ..library.exponent import LEAST, MOST, exp2, exponent
 
 
 class natural_compression(Program, unbiased=True, contraction=True):

@@ -47,9 +47,8 @@ from gradwire.contract.spec import TensorSpec, chunk_bounds, working_dtype
 from gradwire.contract.verbs import Compute, Recv, Send, Steps
 from gradwire.kernels import select
 from gradwire.kernels.sparse.choose import Formats, smallest
-from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.entries import Entries, Part
 from gradwire.kernels.sparse.format import SparseFormat
-from gradwire.kernels.sparse.parts import Part
 from gradwire.kernels.sparse.scatter import scatter_entries
 
 from ._lists import FORMATS, check_formats

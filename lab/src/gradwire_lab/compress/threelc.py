@@ -34,9 +34,10 @@ from gradwire.dsl.language import (
     uint_3,
     where,
 )
-from gradwire.dsl.library.zero_run import zero_run
 from gradwire.dsl.program import Program
 from gradwire.errors import invalid
+
+from ..library.zero_run import zero_run
 
 
 class threelc(

@@ -2,19 +2,289 @@
 
 from __future__ import annotations
 
+import fcntl
+import ipaddress
 import os
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...contract.units import format_bytes
 from ...errors import GradwireError
-from ..report.output import emit, progress
-from ..report.table import Row, markdown
-from . import _diagnosis as diagnosis
+from ..report.output import emit, installed_version, machine, progress
+from ..report.table import Row, cell, heading, markdown
 
 if TYPE_CHECKING:
     from ...planning.measure.allreduce import LinkReport
+
+
+# ---- The facts behind ``gradwire doctor`` ------------------------------------------------------
+#
+# Each function looks at one thing and returns rows.
+
+VARIABLES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "CXX", "XDG_CACHE_HOME"),
+)
+REPORT = ("matplotlib", "jinja2")
+"""Packages of the extra ``report``."""
+SLOW_NAME_S = 1.0
+"""The seconds for a name above which a rank's start is slow; servers that answer take a hundredth.
+"""
+PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_")
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: get an interface's IPv4 address
+
+
+def versions() -> list[Row]:
+    """This machine, and the versions of what gradwire stands on."""
+    rows: list[Row] = [
+        {"name": heading(key), "value": cell(key, value)} for key, value in machine().items()
+    ]
+    rows += [
+        {"name": name, "value": installed_version(name)} for name in ("numpy", "triton", *REPORT)
+    ]
+    return rows
+
+
+def backends() -> list[Row]:
+    """Back ends of torch.distributed that this build of torch has."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return [{"name": "torch.distributed", "available": False}]
+    found = {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        "mpi": dist.is_mpi_available(),
+        "ucc": dist.is_ucc_available(),
+    }
+    return [{"name": name, "available": there} for name, there in found.items()]
+
+
+def interfaces(
+    names: Sequence[str] | None = None, folder: Path = Path("/sys/class/net")
+) -> list[Row]:
+    """Network interfaces that are up or have an address; all that there are, or these.
+
+    What is said of them beside addresses stands in ``folder``, which a container may lack.
+    """
+    rows: list[Row] = []
+    for name in names or sorted(name for _, name in socket.if_nameindex()):
+        path, addresses = folder / name, [*_ipv4(name), *_ipv6(name)]
+        if not addresses and _read(path / "operstate") != "up":
+            continue
+        mtu, speed_mbit = _read(path / "mtu"), int(_read(path / "speed") or -1)
+        rows.append(
+            {
+                "name": name,
+                "mtu": int(mtu) if mtu else None,
+                "speed_bytes_per_s": speed_mbit * 125_000.0 if speed_mbit > 0 else None,
+                "addresses": addresses,
+            }
+        )
+    return rows
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:  # many drivers answer "invalid argument" where they know no speed
+        return ""
+
+
+def _ipv4(name: str) -> list[str]:
+    request = struct.pack("256s", name[:15].encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        try:
+            answer = fcntl.ioctl(control.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            return []
+    return [socket.inet_ntoa(answer[20:24])]
+
+
+def _ipv6(name: str) -> list[str]:
+    lines = (line.split() for line in _read(Path("/proc/net/if_inet6")).splitlines())
+    return [str(ipaddress.IPv6Address(bytes.fromhex(line[0]))) for line in lines if line[5] == name]
+
+
+def shaper() -> list[Row]:
+    """Whether shaped hosts can be made here; really makes one."""
+    from ...contract.registry import extension
+    from ...errors import NotInstalled
+
+    try:
+        found = extension("testbed").available()
+    except NotInstalled as error:
+        return [{"name": "shaped hosts", "available": False, "reason": str(error)}]
+    return [{"name": "shaped hosts", "available": bool(found), "reason": found.reason}]
+
+
+def kernels() -> list[Row]:
+    """Rows of the kernels that serve on the CPU, which are built if need be, and on a GPU."""
+    from ...contract.registry import load, names
+    from ...kernels.build import backend
+    from ...kernels.compiler import find_compiler
+
+    every = [(name, load("compress", name)) for name in names("compress")]
+    on_host = [name for name, kind in every if getattr(kind.traits, "host_only", False)]
+    on_gpu = "Triton" if find_spec("triton") else "torch operations"
+    return [
+        {"name": "CPU kernels", "backend": backend(), "compiler": find_compiler()},
+        {"name": "GPU kernels", "backend": on_gpu, "encoded on the host": ", ".join(on_host)},
+    ]
+
+
+def gpus() -> list[Row]:
+    """GPUs that torch sees."""
+    import torch
+
+    rows: list[Row] = []
+    for index in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(index)
+        rows.append(
+            {
+                "name": f"cuda:{index}",
+                "model": found.name,
+                "memory_bytes": found.total_memory,
+                "capability": f"{found.major}.{found.minor}",
+            }
+        )
+    return rows
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> list[Row]:
+    """Variables that decide how ranks find each other and how many threads they use."""
+    return [
+        {"name": name, "value": value}
+        for name, value in sorted(variables.items())
+        if name in VARIABLES or name.startswith(PREFIXES)
+    ]
+
+
+def host_address() -> str | None:
+    """The address that this host's name resolves to; gloo listens there unless told otherwise."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
+
+
+def network_warnings(
+    found: Sequence[Mapping[str, object]], variables: Mapping[str, str], address: str | None
+) -> list[Row]:
+    """Warnings of what keeps ranks from meeting: interfaces, variables, the host name's address."""
+    names = [str(row["name"]) for row in found]
+    outer = [name for name in names if name != "lo"]
+    rows: list[Row] = []
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        wanted = variables.get(variable, "")
+        if wanted and not wanted.startswith("^") and not _names_one(wanted, names, variable):
+            remedy = f"set it to one of {', '.join(names)}"
+            rows.append(_warning(variable, f"{wanted!r} is no interface of this host", remedy))
+    loopback = address is None or address.startswith("127.")
+    if loopback and outer and "GLOO_SOCKET_IFNAME" not in variables:
+        where = f"resolves to {address}" if address else "does not resolve"
+        problem = f"the host's name {where}, so gloo ranks on other hosts cannot reach it"
+        remedy = f"for more than one host set GLOO_SOCKET_IFNAME={outer[0]}"
+        rows.append(_warning("host name", problem, remedy))
+    world, local = variables.get("WORLD_SIZE"), variables.get("LOCAL_WORLD_SIZE")
+    master = variables.get("MASTER_ADDR", "")
+    if world != local and (master == "localhost" or master.startswith("127.")):
+        problem = f"{master} means another machine on every host, and ranks run on several"
+        rows.append(_warning("MASTER_ADDR", problem, "set it to the first host's own address"))
+    return rows
+
+
+def _names_one(wanted: str, names: Sequence[str], variable: str) -> bool:
+    if variable == "GLOO_SOCKET_IFNAME":
+        return all(name in names for name in wanted.split(","))
+    if wanted.startswith("="):
+        return any(name in names for name in wanted[1:].split(","))
+    return any(name.startswith(start) for start in wanted.split(",") for name in names)
+
+
+def outer_addresses(found: Sequence[Mapping[str, object]]) -> list[str]:
+    """The first address of each interface, the loopback aside: what ranks elsewhere connect from.
+
+    ``found`` are rows of ``interfaces``.
+    """
+    rows = [row["addresses"] for row in found if row["name"] != "lo"]
+    return [str(addresses[0]) for addresses in rows if isinstance(addresses, list) and addresses]
+
+
+def naming_s(address: str) -> float:
+    """The seconds until a name for an address is found, or is known not to be."""
+    start_s = time.perf_counter()
+    with suppress(OSError):
+        socket.getnameinfo((address, 0), 0)
+    return time.perf_counter() - start_s
+
+
+def naming_warnings(seconds: Mapping[str, float]) -> list[Row]:
+    """Addresses of which torch's store learns the names so slowly that ranks wait for it.
+
+    It asks for the name of every address that connects (pytorch#159007). Where no server answers,
+    each connection holds all ranks up.
+    """
+    remedy = (
+        "name the hosts in /etc/hosts, or set RES_OPTIONS=attempts:0 for every rank, so that no "
+        "server is asked"
+    )
+    slow = {address: taken_s for address, taken_s in seconds.items() if taken_s > SLOW_NAME_S}
+    return [
+        _warning("name server", f"no name for {address} within {taken_s:.1f} s", remedy)
+        for address, taken_s in slow.items()
+    ]
+
+
+def thread_warnings(variables: Mapping[str, str], num_cores: int) -> list[Row]:
+    """Ranks of this host that want more cores than it has."""
+    num_ranks = int(variables.get("LOCAL_WORLD_SIZE", "1"))
+    threads = variables.get("OMP_NUM_THREADS", "")
+    num_threads = int(threads) if threads.isdecimal() else num_cores
+    if num_ranks == 1 or num_ranks * num_threads <= num_cores:
+        return []
+    problem = f"{num_ranks} ranks of {num_threads} threads share {num_cores} cores"
+    remedy = f"set OMP_NUM_THREADS={max(1, num_cores // num_ranks)} for every rank"
+    return [_warning("threads", problem, remedy)]
+
+
+def part_warnings(
+    shaped: list[Row], built: list[Row], seen: list[Row], found: list[Row], listed: list[Row]
+) -> list[Row]:
+    """Parts that are missing here: rows of shaper, kernels, gpus, backends and versions say so."""
+    rows: list[Row] = []
+    if not shaped[0]["available"]:
+        remedy = "gradwire demo and testbed then run on plain loopback, where nothing is slow"
+        rows.append(_warning("shaped hosts", str(shaped[0]["reason"]), remedy))
+    if built[0]["backend"] != "cpp":
+        problem = "kernels run as torch code, some of it a hundred times slower"
+        rows.append(_warning("CPU kernels", problem, "install a C++ compiler: apt install g++"))
+    if seen and not any(row["name"] == "nccl" and row["available"] for row in found):
+        problem = "there is a GPU, and this build of torch has no NCCL"
+        rows.append(_warning("nccl", problem, "install a torch build for CUDA"))
+    absent = [row["name"] for row in listed if row["name"] in REPORT and row["value"] is None]
+    if absent:
+        problem = f"{' and '.join(map(str, absent))} not installed: no pictures, no HTML report"
+        rows.append(_warning("report", problem, 'pip install "gradwire[report]"'))
+    return rows
+
+
+def _warning(name: str, problem: str, remedy: str) -> dict[str, object]:
+    return {"name": name, "problem": problem, "remedy": remedy}
+
+
+# ---- the command -------------------------------------------------------------------------------
+
 
 app = typer.Typer(help=__doc__)
 
@@ -46,24 +316,24 @@ def doctor(
 
 
 def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
-    interfaces, backends = diagnosis.interfaces(), diagnosis.backends()
-    shaper, kernels, gpus = diagnosis.shaper(), diagnosis.kernels(), diagnosis.gpus()
-    versions = diagnosis.versions()
-    named = {one: diagnosis.naming_s(one) for one in diagnosis.outer_addresses(interfaces)}
+    joined, links = interfaces(), backends()
+    shaped, compiled, cards = shaper(), kernels(), gpus()
+    installed = versions()
+    named = {one: naming_s(one) for one in outer_addresses(joined)}
     sections = {
-        "Machine": versions,
-        "Back ends": backends,
-        "Interfaces": interfaces,
-        "Testbed": shaper,
-        "Kernels": kernels,
-        "GPU": gpus,
-        "Environment": diagnosis.environment(),
+        "Machine": installed,
+        "Back ends": links,
+        "Interfaces": joined,
+        "Testbed": shaped,
+        "Kernels": compiled,
+        "GPU": cards,
+        "Environment": environment(),
     }
     warnings = [
-        *diagnosis.network_warnings(interfaces, os.environ, diagnosis.host_address()),
-        *diagnosis.naming_warnings(named),
-        *diagnosis.thread_warnings(os.environ, len(os.sched_getaffinity(0))),
-        *diagnosis.part_warnings(shaper, kernels, gpus, backends, versions),
+        *network_warnings(joined, os.environ, host_address()),
+        *naming_warnings(named),
+        *thread_warnings(os.environ, len(os.sched_getaffinity(0))),
+        *part_warnings(shaped, compiled, cards, links, installed),
     ]
     if report is not None:
         sections["Link"] = fit_rows(report)

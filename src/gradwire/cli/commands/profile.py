@@ -7,23 +7,113 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...contract.registry import names
+from ...contract.registry import extension, names
 from ...contract.units import parse_rate
 from ...errors import InvalidSetting, invalid
 from ...planning import catalogue
 from ...planning.data.cluster import PRIMITIVES, Cluster
 from ...planning.data.profile import Profile
+from ...planning.data.sparsity import SparsityProfile
 from ..report.output import Fractions, emit, progress
 from ..report.table import Row
-from . import _sparsity
+from ._inputs import read_settings
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+# ---- ``gradwire profile --sparsity`` -----------------------------------------------------------
+#
+# What is asked, who measures it, and its rows.
+
+Wanted = Annotated[bool, typer.Option("--sparsity", help="Measure where gradients are zero, too.")]
+Batches = Annotated[
+    int | None, typer.Option(help="Batches for --sparsity, each as a rank's; else 16.")
+]
+Sparsifier = Annotated[str | None, typer.Option(help="Measure what this compressor takes, as dgc.")]
+SparsifierSettings = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting of it, as density=0.05.")
+]
+SHOWN_RANKS = (2, 8, 32, 128)
+
+
+@dataclass(frozen=True)
+class SparsityAsked:
+    """The options of ``gradwire profile`` that are about sparsity."""
+
+    wanted: bool
+    batches: int | None = None
+    sparsifier: str | None = None
+    settings: dict[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, wanted: bool, batches: int | None, sparsifier: str | None, given: list[str] | None
+    ) -> SparsityAsked:
+        """Raises ``InvalidSetting`` for an option that is of no use without another one."""
+        for option, value in (("--batches", batches), ("--sparsifier", sparsifier)):
+            if value is not None and not wanted:
+                raise invalid(option, value, "given with --sparsity", "write --sparsity")
+        if given and sparsifier is None:
+            accepted = "a setting of the sparsifier"
+            raise invalid("--set", given[0], accepted, "write --sparsifier dgc")
+        return cls(wanted, batches, sparsifier, read_settings(given or ()))
+
+    def refuse(self, name: str) -> None:
+        """Refuses --sparsity for a model of the catalogue, which nobody can run."""
+        if self.wanted:
+            accepted = "given with FILE.py:function"
+            raise invalid("--sparsity", name, accepted, "write your model's file")
+
+    def measure(self, model: nn.Module, step: Callable[[], object]) -> SparsityProfile:
+        """Measures among torchrun's ranks or in this process with batches as ranks."""
+        from ...planning.measure.sparsity import (
+            NUM_GRADIENTS,
+            measure_group_sparsity,
+            measure_sparsity,
+        )
+
+        total = NUM_GRADIENTS if self.batches is None else self.batches
+        is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        with progress("looking for zeros", total=total) as advance:
+            return (measure_group_sparsity if is_launched else measure_sparsity)(
+                model,
+                step,
+                num_gradients=self.batches,
+                compressor=self.sparsifier,
+                settings=self.settings,
+                advance=advance,
+            )
+
+
+def sparsity_rows(sparsity: SparsityProfile) -> list[Row]:
+    """A row a sparse tensor; beyond ``measured_ranks`` densification is extrapolated."""
+    found: list[Row] = []
+    for tensor in sparsity.tensors:
+        units = tensor.units
+        row: Row = {
+            "name": tensor.name,
+            "unit": "elements" if units.width == 1 else f"rows of {units.width}",
+            "fraction_dense": units.density,
+            "fraction_overlap": units.overlap_mean,
+            "fraction_overlap_spread": units.overlap_spread,
+        }
+        for ranks in SHOWN_RANKS:
+            row[f"denser_among_{ranks}"] = units.gamma(ranks)
+        row["skew_8"], row["skew_128"] = units.skew(8), units.skew(128)
+        row["measured_ranks"] = sparsity.num_gradients
+        found.append(row)
+    return found
+
+
+# ---- the command -------------------------------------------------------------------------------
+
 
 app = typer.Typer()
 
@@ -51,10 +141,10 @@ def profile(
     ] = None,
     iterations: Annotated[int | None, typer.Option(help="Steps that are measured.")] = None,
     codecs: Annotated[bool, typer.Option(help="Measure compressors with the cluster.")] = True,
-    sparsity: _sparsity.Wanted = False,
-    batches: _sparsity.Batches = None,
-    sparsifier: _sparsity.Sparsifier = None,
-    settings: _sparsity.SparsifierSettings = None,
+    sparsity: Wanted = False,
+    batches: Batches = None,
+    sparsifier: Sparsifier = None,
+    settings: SparsifierSettings = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture (PNG) here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -65,7 +155,7 @@ def profile(
     """
     if iterations is not None and iterations < 1:
         raise invalid("iterations", iterations, "1 or more", "write --iterations 20")
-    zeros = _sparsity.SparsityAsked.of(sparsity, batches, sparsifier, settings)
+    zeros = SparsityAsked.of(sparsity, batches, sparsifier, settings)
     own = _from_file(model) if ":" in model else None
     if own is None:
         catalogue.load(model)  # or an error that lists the names
@@ -88,7 +178,7 @@ def _together() -> AbstractContextManager[None]:
     """The group of ranks that torchrun started, for what is measured in it; else nothing."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return nullcontext()
-    from ...planning.measure.launched import launched_group
+    from ...planning.measure.links_rank import launched_group
 
     return launched_group()
 
@@ -102,14 +192,11 @@ def _save(measured: Profile | None, cluster: Cluster | None, folder: Path) -> No
 
 def _draw(measured: Profile | None, cluster: Cluster | None, picture: Path, title: str) -> None:
     """The picture, and one more beside it where gradients are sparse."""
-    from ..report import fits
-
-    fits.draw(() if measured is None else measured.layers, cluster, picture, title=title)
+    pictures = extension("pictures")
+    pictures.draw(() if measured is None else measured.layers, cluster, picture, title=title)
     zeros = None if measured is None else measured.sparsity
     if zeros is not None and zeros.tensors:
-        from ..report import sparsity
-
-        sparsity.draw(zeros, picture.with_stem(f"{picture.stem}-sparsity"), title=title)
+        pictures.draw_sparsity(zeros, picture.with_stem(f"{picture.stem}-sparsity"), title=title)
 
 
 def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> Cluster | None:
@@ -158,7 +245,7 @@ def _from_file(where: str) -> Made:
     return made
 
 
-def _profiled(made: Made, iterations: int | None, zeros: _sparsity.SparsityAsked) -> Profile:
+def _profiled(made: Made, iterations: int | None, zeros: SparsityAsked) -> Profile:
     from ...planning.measure.layers import NUM_WARM_UP
     from ...planning.measure.layers import profile as profile_model
 
@@ -175,8 +262,6 @@ def _compressors(wanted: bool) -> tuple[str, ...]:
 
 def _on_hosts(hosts: int, rate: str, codecs: bool) -> Cluster:
     """Measures shaped hosts of gradwire-bench, or the loopback where none can be made."""
-    from ...contract.registry import extension
-
     if hosts < 2:
         raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
     testbed = extension("testbed")
@@ -190,8 +275,7 @@ def _on_hosts(hosts: int, rate: str, codecs: bool) -> Cluster:
 
 def _launched(rate: str | None, codecs: bool) -> Cluster:
     """Measures the group that torchrun started."""
-    from ...planning.measure.launched import launched_group
-    from ...planning.measure.links_rank import LinksBench, measure_group_links
+    from ...planning.measure.links_rank import LinksBench, launched_group, measure_group_links
 
     bench = LinksBench(
         compressors=_compressors(codecs),
@@ -209,7 +293,7 @@ def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> N
     zeros = None if measured is None else measured.sparsity
     if zeros is not None:
         said = "sparsity" if zeros.tensors else "sparsity (no gradient is sparse)"
-        sections[f"{said}: {zeros.source}"] = _sparsity.rows(zeros)
+        sections[f"{said}: {zeros.source}"] = sparsity_rows(zeros)
     if cluster is not None:
         sections[f"messages: {cluster.source}"] = _link_rows(cluster)
     if cluster is not None and cluster.codecs:

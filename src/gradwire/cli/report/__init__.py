@@ -1,5 +1,5 @@
-"""Tables and pictures, and the page of an algorithm.
+"""Tables and the page of an algorithm, as text.
 
-Commands, gradwire-bench and papers call it. Tables and pictures are drawn from data and traces
-alone, and do not know who measured or predicted them. Pictures need the extra ``gradwire[report]``.
+Commands, gradwire-bench and papers call it. Tables are made from rows alone, and do not know who
+measured or predicted them. Pictures are gradwire-bench's.
 """

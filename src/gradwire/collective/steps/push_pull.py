@@ -11,12 +11,13 @@ Wire: a rank sends, each payload rounded up to 8 bytes,
     32 (W-1)                        what it merged and pushed
     (W-1) * max over ranks of PULL(units merged there), or what the scheme's own ``pulls`` send,
     with PUSH and PULL as the scheme says; where it says nothing, COO(k) = (4 + width * itemsize) k.
-    ``sent_bytes`` is that.
-"""
+    ``sent_bytes`` is that."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -26,18 +27,18 @@ from ...contract import Compressor, Imbalance, Layout, Member, Selection, State
 from ...contract.collective import Collective, Needs
 from ...contract.payload import Format, Payload
 from ...contract.shapes_only import Hollow
-from ...contract.spec import TensorSpec
-from ...contract.verbs import AllGather, Compute, Steps
-from ...kernels.sparse.entries import Entries, num_units
+from ...contract.spec import TensorSpec, working_dtype
+from ...contract.travel import bytes_sent
+from ...contract.verbs import AllGather, AllToAll, Compute, Steps, Verb
+from ...kernels.sparse.entries import Entries, Part, num_units, part_length, parts_of
 from ...kernels.sparse.format import SparseFormat
 from ...kernels.sparse.formats.coo import coo
 from ...kernels.sparse.partition import partition
 from ...kernels.sparse.permutation import Permutation
 from ...kernels.sparse.scatter import scatter_entries
-from .cut import Cut as Cut
-from .cut import cached_parts
 from .entries import (
     Packed,
+    asked_of,
     cleared,
     decoded,
     expected_union,
@@ -46,12 +47,156 @@ from .entries import (
     split,
     value_dtype,
 )
-from .pulls import Delivery as Delivery
-from .pulls import Pull as Pull
-from .pulls import gathered, pulled_bytes
-from .push import push
-from .selection import asked_of
+from .rounds import to_each
 from .sizes import SIZE_BYTES
+
+# ---- Cuts of gradients into parts, and the payloads of parts -----------------------------------
+#
+# All that is known before any value.
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The parts of a gradient and the dtypes in which they travel: known before any value."""
+
+    numel: int
+    width: int
+    """Elements of a unit."""
+    parts: tuple[Part, ...]
+    pushed_dtype: torch.dtype
+    pulled_dtype: torch.dtype
+    """The gradient's own: sums in the working dtype are rounded to it once, as any mean is."""
+    is_listed: bool = False
+    """Pulls must tell which units there are, as the dense format does not."""
+
+    @property
+    def num_units(self) -> int:
+        return self.parts[0].num_units
+
+    @property
+    def permutation(self) -> Permutation | None:
+        return self.parts[0].permutation
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        return working_dtype(self.pulled_dtype)
+
+    def pushed(self, form: SparseFormat, server: int, count: int) -> Format:
+        """The payload of so many units on their way to a server."""
+        return form.layout(count, self.parts[server].length, self.width, self.pushed_dtype)
+
+    def pulled(self, form: SparseFormat, rank: int, count: int) -> Format:
+        """The payload of so many units that ``rank`` merged."""
+        return form.layout(count, self.parts[rank].length, self.width, self.pulled_dtype)
+
+    def by_part(self, indices_K: Tensor) -> list[int]:
+        """How many of these units lie in each part."""
+        places_K = indices_K if self.permutation is None else self.permutation.places(indices_K)
+        world = len(self.parts)
+        length = max(1, part_length(self.num_units, world))
+        counts: list[int] = (places_K // length).bincount(minlength=world).tolist()
+        return counts
+
+    def counts(self, sets: Sequence[Tensor]) -> tuple[list[list[int]], list[int]]:
+        """Units that each worker pushes to each server, and that each server then holds."""
+        is_taken = torch.zeros(self.num_units, dtype=torch.bool)
+        for indices_K in sets:
+            is_taken[indices_K.long()] = True
+        union = is_taken.nonzero()[:, 0].to(torch.int32)
+        return [self.by_part(indices_K) for indices_K in sets], self.by_part(union)
+
+
+@lru_cache(maxsize=256)
+def cached_parts(num_units: int, world: int, permutation: Permutation | None) -> tuple[Part, ...]:
+    """``parts_of``; their permutation has constants that are worked out once."""
+    return parts_of(num_units, world, permutation)
+
+
+# ---- How sums travel in a pull -----------------------------------------------------------------
+#
+# By name and size for predictions, and as verbs with their room.
+
+
+class Pull(NamedTuple):
+    """One verb in which sums travel: its name, its size in bytes and, of a broadcast, its root."""
+
+    verb: str
+    size_bytes: int
+    root: int = 0
+
+
+class Delivery(NamedTuple):
+    """The way of a rank's sums to all others, and of theirs to it."""
+
+    own: Tensor
+    """Room for this rank's sums as they are written, uint8."""
+    received: list[Tensor]
+    """The sums that each rank has written, in rank order, once ``verbs`` are done."""
+    verbs: tuple[Verb, ...]
+    """They may run at once."""
+
+
+def gathered(me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
+    """An all-gather of sums of so many bytes a rank, each padded to the largest."""
+    # What was pushed has been merged by now, so sums travel in its room.
+    size = max(sizes)
+    own = me.scratch("pushed", size, like, torch.uint8, varies=True)
+    whole = me.scratch("arrived", me.world * size, like, torch.uint8, varies=True)
+    return Delivery(own, split(whole, [size] * me.world), (AllGather(whole, own),))
+
+
+def pulled_bytes(pulls: Sequence[Pull], rank: int, world: int) -> int:
+    """Bytes that a rank sends in these verbs.
+
+    >>> [pulled_bytes([Pull("broadcast", 10, root=1)], rank, 4) for rank in range(4)]
+    [0, 20, 10, 0]
+    """
+    return sum(bytes_sent(verb, size, world, (rank - root) % world) for verb, size, root in pulls)
+
+
+# ---- The push ----------------------------------------------------------------------------------
+#
+# Every rank sends every other one entries of the part that the other one serves.
+#
+# Wire: 8 (W-1) bytes that tell how many units follow, then the payloads, each rounded up to 8
+# bytes.
+
+
+def push(
+    me: Member,
+    sent: Sequence[Tensor],
+    counts: Sequence[int],
+    form_of: Callable[[int], tuple[SparseFormat, Format]],
+    limit: int,
+    *,
+    beside: Compute,
+    like: Tensor,
+) -> Steps[list[Packed]]:
+    """Sends rank i the slot ``sent[i]`` of ``counts[i]`` units, and returns what all ranks sent.
+
+    The messages are in rank order, this rank's own among them. ``form_of`` says how so many units
+    of this rank's part are written, of which there are at most ``limit``. ``beside`` is done while
+    the network is busy. ``like`` is on the device of the payloads.
+    """
+    own_W = me.told("own counts", me.world).copy_(torch.tensor(counts))
+    told_W = me.told("told counts", me.world)
+    one_each = (1,) * me.world
+    yield AllToAll(told_W, own_W, one_each, one_each)
+    usual = [counts[me.rank]] * me.world
+    told = me.sizes(told_W, [limit] * me.world, unit="units", usual=usual)
+    forms = [form_of(count) for count in told]
+    slots = [layout.slot_bytes for _, layout in forms]
+    arrived = split(me.scratch("arrived", sum(slots), like, torch.uint8, varies=True), slots)
+    arrived[me.rank] = sent[me.rank]
+    yield from to_each(me, sent, arrived, beside=beside)
+    return [
+        Packed(form, Payload(layout, slot[: layout.size_bytes]))
+        for (form, layout), slot in zip(forms, arrived, strict=True)
+    ]
+
+
+# ---- push and pull -----------------------------------------------------------------------------
+
 
 _TOLD = 4
 """Numbers that a rank tells all others when it has merged: see ``Told``."""

@@ -27,9 +27,8 @@ from ...contract.spec import working_dtype
 from ...contract.verbs import AllGather, Compute, Steps
 from ...kernels.sparse.entries import Entries
 from ...kernels.sparse.formats.coo import coo
-from .cut import Cut, cached_parts
 from .entries import merged_entries
-from .push_pull import PushPull
+from .push_pull import Cut, PushPull, cached_parts
 from .sizes import tell_count
 
 Rows = tuple[Tensor, Tensor]

@@ -1,8 +1,8 @@
 """Sparse vectors on their way between ranks: their formats, their parts and their sums.
 
-``entries``      a sparse vector as indices and values; the non-zero units of a dense one
+``entries``      a sparse vector as indices and values; the non-zero units of a dense one; the
+                 range of places that a rank serves, and the way back to indices
 ``permutation``  a seeded bijection of the index space: the hash that spreads entries over ranks
-``parts``        the range of places that a rank serves, and the way back to indices
 ``partition``    entries grouped by the part they belong to
 ``merge``        entries of all ranks added up over one part
 ``scatter``      entries of a part written to the dense vector

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ...contract.payload import Field, Format, Payload
 from ...errors import InvalidSetting, invalid
-from ..build import load_library
-from ..operands import address
+from ..build import address, load_library
 from .entries import Entries
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ...contract.payload import Format, Payload
 from ...errors import InvalidSetting, invalid
-from .entries import Entries
-from .parts import Part
+from .entries import Entries, Part
 from .scatter import scatter_entries
 
 

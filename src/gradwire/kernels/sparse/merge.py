@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..build import load_library
-from ..operands import address, serves_cpp
+from ..build import address, load_library, serves_cpp
 from .entries import Entries, check_entries
 
 _NO_MEMORY, _FIRST_WRONG = -2, -3

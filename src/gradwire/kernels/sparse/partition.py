@@ -19,13 +19,10 @@ import torch
 from torch import Tensor
 
 from ...errors import invalid
-from ..build import load_library
-from ..gpu import has_triton
-from ..operands import address
+from ..build import address, has_triton, load_library
 from .bits import NO_MEMORY
-from .entries import Entries, check_entries
+from .entries import Entries, Parts, check_entries, out_of_range, part_length
 from .gpu import partition as gpu
-from .parts import Parts, out_of_range, part_length
 from .permutation import Permutation
 
 
@@ -38,7 +35,7 @@ def partition(
     places_K: Tensor | None = None,
     values: Tensor | None = None,
 ) -> Parts:
-    """Groups entries of a vector of ``num_units`` units into ``world`` parts (``parts.Part``).
+    """Groups entries of a vector of ``num_units`` units into ``world`` parts (``entries.Part``).
 
     The result lies in ``places_K`` (int32) and ``values``, which have the lengths and dtypes of the
     entries; without them new tensors are made. Raises InvalidSetting where an index is not in

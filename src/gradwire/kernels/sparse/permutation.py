@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..build import load_library
-from ..operands import INT32_MAX, address
+from ..build import INT32_MAX, address, load_library
 
 ROUNDS = 3
 _WORD = 2**64 - 1

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..build import load_library
-from ..operands import address, serves_cpp
-from .entries import Entries, check_entries, num_units
-from .parts import Part
+from ..build import address, load_library, serves_cpp
+from .entries import Entries, Part, check_entries, num_units
 
 
 def scatter_entries(entries: Entries, part: Part, out_N: Tensor, scale: float = 1.0) -> None:

@@ -20,13 +20,11 @@ from ...contract.trace.span import Span
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
-from .demand import Demand
-from .encoding import Encoding, Inline
+from .demand import Demand, Encoding, Inline
 from .engine import Traffic, play
 from .network import NEVER
-from .pace import Pace
+from .pace import Pace, carrying_s, missing_s
 from .representative import supersteps_of_one
-from .shared_cores import carrying_s, missing_s
 
 MessageCosts = Sequence[tuple[float, float]]
 """For each message: seconds of latency, and seconds that it takes of a whole link."""

@@ -4,21 +4,187 @@ An exchange is played once on all ranks, with nothing else on the network; where
 the same, one of them with the others always there. The slowest rank's supersteps then stand for
 every rank, but a stretch of verbs for the network becomes one collective that takes as long as the
 stretch took alone. The seconds in which its links were in use are shared with other messages; the
-rest is latency.
-"""
+rest is latency."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
+
+import torch
 
 from ...contract import Exchange
-from ...contract.spec import TensorSpec
+from ...contract.spec import TensorSpec, squarest
 from ..data.cluster import Cluster
-from .alike import alone_on, supersteps_of_alike
-from .demand import Demand, exchanges_on
-from .encoding import without_encodes
+from .demand import Demand, exchanges_on, without_encodes
 from .engine import Traffic, play
-from .supersteps import Joint, Price, Superstep, Tariff, supersteps_of_those_unlike
+from .supersteps import (
+    MOST_PLAYED,
+    Hop,
+    Joint,
+    Price,
+    Superstep,
+    Tariff,
+    Work,
+    supersteps_of_rank,
+    supersteps_of_those_unlike,
+)
+
+# ---- Alike -------------------------------------------------------------------------------------
+#
+# Many ranks that all do the same, of which one can be priced without the others.
+#
+# No rank then keeps another one waiting. Each sends to the rank so far ahead, and takes as much at
+# the same time from the one so far behind. So the link of each serves one rank's verbs alone, and
+# what takes seconds to play on 64 ranks takes milliseconds.
+
+
+def supersteps_of_alike(
+    exchange: Exchange, spec: TensorSpec, tariff: Tariff
+) -> tuple[Superstep, ...] | None:
+    """The supersteps of rank 0 if many ranks all do the same, as seen from their own place.
+
+    None where they are few or do not. Of all ranks four are looked at, as a text among many takes
+    long by itself.
+    """
+    world = tariff.num_ranks
+    if not MANY <= world <= MOST_PLAYED or tariff.ranks_per_host > 1:
+        return None
+    first = supersteps_of_rank(exchange, spec, tariff)
+    seen = _from_own_place(first, 0, world)
+    for rank in (1, world // 2, world - 1):
+        own = supersteps_of_rank(exchange, spec, tariff, rank)
+        if _from_own_place(own, rank, world) != seen:
+            return None
+    return first if all(_is_shift(one.wire, world) for one in first) else None
+
+
+MANY = 16
+"""From so many ranks on it is worth while to find out whether all do the same."""
+
+
+def _from_own_place(
+    supersteps: tuple[Superstep, ...], rank: int, world: int
+) -> tuple[Superstep, ...]:
+    return tuple(
+        one._replace(
+            wire=tuple(
+                verb._replace(peer=(verb.peer - rank) % world) if isinstance(verb, Hop) else verb
+                for verb in one.wire
+            )
+        )
+        for one in supersteps
+    )
+
+
+def _is_shift(wire: tuple[Hop | Joint, ...], world: int) -> bool:
+    """Whether every send of rank 0 is met by the same rank's other neighbour, beside no others."""
+    hops = [verb for verb in wire if isinstance(verb, Hop)]
+    sent = sorted((hop.peer, hop.size_bytes) for hop in hops if hop.sends)
+    taken = sorted((-hop.peer % world, hop.size_bytes) for hop in hops if not hop.sends)
+    return sent == taken and (not hops or len(hops) == len(wire))
+
+
+def alone_on(wire: tuple[Hop | Joint, ...]) -> Price:
+    """Seconds of latency, and of a link that serves nothing else, for verbs that run at once.
+
+    Its two directions are busy at the same time; a collective keeps both busy.
+    """
+    sends_s = receives_s = together_s = 0.0
+    for verb in wire:
+        if isinstance(verb, Joint):
+            together_s += verb.price.work_s
+        elif verb.sends:
+            sends_s += verb.price.work_s
+        else:
+            receives_s += verb.price.work_s
+    latency_s = max(verb.price.latency_s for verb in wire)
+    return Price(latency_s, together_s + max(sends_s, receives_s))
+
+
+# ---- Curves ------------------------------------------------------------------------------------
+#
+# Costs of an exchange's messages, between sizes of which one rank was looked at.
+#
+# They serve planners that compare hundreds of plans of a kind. The simulator plays each size on all
+# ranks, which among many takes seconds. Here rank 0 alone is asked for its verbs, at powers of four
+# elements, as if no other rank kept it waiting, and sizes between two of these cost in proportion.
+
+
+class MessageParts(NamedTuple):
+    """Seconds of one message: of its computations, and of the wire."""
+
+    before_s: float
+    """Seconds of computations before the first transfer."""
+    beside_s: float
+    """Seconds of computations beside transfers."""
+    latency_s: float
+    work_s: float
+    """The seconds of a whole link."""
+    after_s: float
+    """Seconds of computations between transfers and behind them."""
+    sent_bytes: float = 0.0
+    num_verbs: float = 0.0
+    """The supersteps in which it is on the wire."""
+
+    @property
+    def computing_s(self) -> float:
+        """Seconds of all its computations."""
+        return self.before_s + self.beside_s + self.after_s
+
+
+@lru_cache(maxsize=4096)
+def parts_between(
+    exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff
+) -> MessageParts:
+    """The seconds of a message of ``numel`` elements, one at least."""
+    low = 1
+    while low * 4 <= numel:
+        low *= 4
+    below = _parts_at(exchange, low, dtype, tariff)
+    if low == numel:
+        return below
+    share = (numel - low) / (3 * low)
+    above = _parts_at(exchange, 4 * low, dtype, tariff)
+    return MessageParts(
+        *(one + share * (other - one) for one, other in zip(below, above, strict=True))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _parts_at(exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff) -> MessageParts:
+    if tariff.num_ranks == 1:
+        return MessageParts(0.0, 0.0, 0.0, 0.0, 0.0)
+    shapes = squarest(numel) if exchange.keeps_whole else ()
+    before_s = beside_s = latency_s = work_s = after_s = 0.0
+    all_bytes = num_verbs = 0
+    for works, wire, sent_bytes in supersteps_of_rank(
+        exchange, TensorSpec("", numel, dtype, shapes), tariff
+    ):
+        seconds = sum(work.seconds for work in works)
+        if wire:
+            latency, work = alone_on(wire)
+            latency_s, work_s = latency_s + latency, work_s + work
+            all_bytes, num_verbs = all_bytes + sent_bytes, num_verbs + 1
+            beside_s += seconds
+        elif num_verbs:
+            after_s += seconds
+        else:
+            before_s += seconds
+    return MessageParts(before_s, beside_s, latency_s, work_s, after_s, all_bytes, num_verbs)
+
+
+def supersteps_of_parts(parts: MessageParts) -> tuple[Superstep, ...]:
+    """Three supersteps of these seconds: before the wire, on it, and behind it."""
+    joint = Joint("estimate", (), 0, Price(parts.latency_s, parts.work_s))
+    return (
+        Superstep((Work("encode", parts.before_s),), (), 0),
+        Superstep((Work("beside", parts.beside_s),), (joint,), 0),
+        Superstep((Work("decode", parts.after_s),), (), 0),
+    )
+
+
+# ---- the representative rank -------------------------------------------------------------------
 
 
 def supersteps_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Superstep, ...]]:

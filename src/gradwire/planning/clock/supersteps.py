@@ -2,18 +2,20 @@
 
 They are read off the text itself, which is run once without data: its tensors lie on torch's meta
 device, and its compressors make payloads of the right size and touch no element. The verbs that a
-text yields do not depend on values, so it yields the same ones here as in training.
-"""
+text yields do not depend on values, so it yields the same ones here as in training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from ...contract import Compressor, Exchange, Layout
+from ...contract import Compressor, Exchange, Layout, Member
+from ...contract.member import nothing
 from ...contract.shapes_only import Hollow
 from ...contract.spec import TensorSpec
 from ...contract.travel import NAMES, members, sent_bytes, travel
@@ -21,7 +23,91 @@ from ...contract.verbs import AllToAll, Among, Broadcast, Communication, Compute
 from ...errors import InvalidSetting, invalid
 from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit
-from .noticing import Noticing, WritesNothing
+
+# ---- A member without data, which notes what a text asks it for while its verbs are recorded -----
+
+
+class WritesNothing(TorchFunctionMode):
+    """A mode that skips operations in place, which without data would only take time."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = func.__name__
+        if name.endswith("_") and not name.endswith("__"):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+class Noticing(Member):
+    """A member without data.
+
+    It notes whether its rank is asked for: if not, all ranks do the same; and its turn: if not, all
+    messages are alike. Its ``sizes`` are the usual ones where a text states them, and else the
+    largest.
+    """
+
+    __slots__ = ("_rank", "_turn", "_turn_was_asked", "was_asked")
+
+    def __init__(self, rank: int, world: int, turn: int = 0) -> None:
+        super().__init__(rank, world, turn)
+        self.was_asked = self._turn_was_asked = False
+
+    @property
+    def rank(self) -> int:
+        self.was_asked = True
+        return self._rank
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        self._rank = rank
+
+    @property
+    def turn(self) -> int:
+        self._turn_was_asked = True
+        return self._turn
+
+    @turn.setter
+    def turn(self, turn: int) -> None:
+        self._turn = turn
+
+    def across(self, ranks_per_host: int) -> Member:
+        was_asked, found = self._turn_was_asked, super().across(ranks_per_host)
+        self._turn_was_asked = was_asked  # handing it on is not asking
+        return found
+
+    @property
+    def turn_was_asked(self) -> bool:
+        """Whether its turn was asked for, among hosts or among all ranks."""
+        among_hosts = isinstance(self._across, Noticing) and self._across.turn_was_asked
+        return self._turn_was_asked or among_hosts
+
+    def variant_of(self, codec: Compressor) -> Compressor:
+        return codec.for_world(self.world)  # sizes are the same on every rank
+
+    def sizes(
+        self,
+        told_W: Tensor,
+        limits: Sequence[int],
+        *,
+        unit: str = "bytes",
+        ranks: Sequence[int] | None = None,
+        usual: Sequence[int] | None = None,
+    ) -> list[int]:
+        return list(limits if usual is None else usual)
+
+    def sized(
+        self, name: str, fn: Callable[[], Any], numel: int, usual: Callable[[], Any] = nothing
+    ) -> Compute:
+        return Compute(name, usual, numel)
+
+
+# ---- supersteps --------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 

@@ -5,22 +5,24 @@ Source: US-Byte, section 5.1: hooks at every tensor, a device synchronisation at
     between two synchronisations, averaged over 50 measurements.
 Differences from the paper: the median and not the mean, as other work on the machine only ever adds
     time. Forward times come from the same steps, not from a copy of the model's code. Every moment
-    of a step is charged to some layer (``_layer_timer`` says to which), and layers' medians are
+    of a step is charged to some layer (``LayerTimer`` says to which), and layers' medians are
     scaled to the median of steps without hooks that ran in turn with those with hooks: they add
-    up to what the step really takes, and the hooks' own time is not in them.
-"""
+    up to what the step really takes, and the hooks' own time is not in them."""
 
 from __future__ import annotations
 
 import datetime
 import platform
+import random
 import statistics
 import time
-from collections.abc import Callable, Container, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from time import perf_counter as clock
 from typing import Any, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -28,8 +30,188 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import InvalidSetting, invalid
 from ...runtime.step.reals import as_reals
 from ..data.profile import GradientDType, Layer, Measurement, Profile, ProfiledTensor
-from ._layer_timer import LayerTimer, hooked
-from ._untouched import untouched, versions
+
+# ---- LayerTimer --------------------------------------------------------------------------------
+#
+# Charges every moment of a step to one layer's forward or backward.
+#
+# A mark ends a stretch of time. In the forward pass a layer's marks are where it is entered, so
+# what runs between two layers (activations, residual sums, the loss) is charged to the earlier
+# one: it waits for no other parameters. In the backward pass a layer's marks are where a gradient
+# of it is ready, so what runs between two layers is charged to the later one, which waits for it.
+# Both ways nothing is lost and nothing counts twice.
+
+
+class LayerTimer:
+    """Seconds of one step at a time, by layer: ``forward_s[i]`` and ``backward_s[i]``.
+
+    ``synchronise`` waits until the device has done what was asked of it; it is called at each mark.
+    ``order`` lists the parameters whose gradients became ready, in that order.
+    """
+
+    def __init__(self, num_layers: int, synchronise: Callable[[], None]) -> None:
+        self._num_layers, self._synchronise = num_layers, synchronise
+        self._begin()
+
+    def _begin(self) -> None:
+        self.forward_s = [0.0] * self._num_layers
+        self.backward_s = [0.0] * self._num_layers
+        self.order: list[str] = []
+        self.num_backwards = 0
+        self._entered = self._last_ready = 0
+        self._depth = 0  # reentrant checkpoints call backward inside of backward
+        self._synchronise()
+        self._last_s = clock()
+
+    def run(self, step: Callable[[], object]) -> None:
+        """Runs one step; its seconds then stand in ``forward_s`` and ``backward_s``."""
+        self._begin()
+        with _watched_backward(self):
+            step()
+        self._charge(self.forward_s, self._entered)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the last step: what was charged, all in all."""
+        return sum(self.forward_s) + sum(self.backward_s)
+
+    def enter(self, layer: int) -> None:
+        """A layer's forward begins; within a backward it is a recomputation, which counts there."""
+        if not self._depth:
+            self._charge(self.forward_s, self._entered)
+            self._entered = layer
+
+    def ready(self, layer: int, name: str) -> None:
+        """A gradient of a layer is ready."""
+        self._charge(self.backward_s, layer)
+        self._last_ready = layer
+        self.order.append(name)
+
+    def backward_begins(self) -> None:
+        if not self._depth:
+            self._charge(self.forward_s, self._entered)
+            self.num_backwards += 1
+        self._depth += 1
+
+    def backward_ends(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._charge(self.backward_s, self._last_ready)
+            self._entered = 0  # what a step does afterwards, the next forward waits for
+
+    def _charge(self, seconds: list[float], layer: int) -> None:
+        self._synchronise()
+        now_s = clock()
+        seconds[layer] += now_s - self._last_s
+        self._last_s = now_s
+
+
+@contextmanager
+def hooked(
+    timer: LayerTimer, entries: Mapping[nn.Module, int], parameters: Mapping[str, Any]
+) -> Iterator[None]:
+    """Hooks that mark the entry of each module, and the gradient of each parameter by its name.
+
+    ``entries`` maps modules to layers; ``parameters`` names to (parameter, layer).
+    """
+    with ExitStack() as stack:
+        for module, layer in entries.items():
+            stack.callback(module.register_forward_pre_hook(_entering(timer, layer)).remove)
+        for name, (parameter, layer) in parameters.items():
+            hook = _getting_ready(timer, layer, name)
+            stack.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
+        yield
+
+
+def _entering(timer: LayerTimer, layer: int) -> Callable[..., None]:
+    return lambda module, inputs: timer.enter(layer)
+
+
+def _getting_ready(timer: LayerTimer, layer: int, name: str) -> Callable[..., None]:
+    return lambda parameter: timer.ready(layer, name)
+
+
+@contextmanager
+def _watched_backward(timer: LayerTimer) -> Iterator[None]:
+    """Tells the timer where backward passes begin and end.
+
+    ``loss.backward()`` looks ``torch.autograd.backward`` up at each call. No hook fires before the
+    first gradient is computed, so there is no other place that knows when the loss is.
+    """
+    original = torch.autograd.backward
+
+    def backward(*args: Any, **kwargs: Any) -> None:
+        timer.backward_begins()
+        try:
+            original(*args, **kwargs)
+        finally:
+            timer.backward_ends()
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = original
+
+
+# ---- untouched ---------------------------------------------------------------------------------
+#
+# Runs steps of somebody's model and leaves everything about it as it was.
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Gives back gradients, buffers, training modes and random numbers at the end of the block.
+
+    Gradients are set aside at its beginning, as the same tensors. Parameters are not copied:
+    nothing in the block may change them (see ``versions``).
+    """
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, None if buffer is None else buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    for parameter, _ in grads:
+        parameter.grad = None
+    try:
+        with _same_random_numbers():
+            yield
+    finally:
+        for parameter, grad in grads:
+            parameter.grad = grad
+        for module, mode in modes:
+            module.training = mode
+        for module, name, buffer, content in buffers:
+            module._buffers[name] = buffer
+            if buffer is not None and content is not None:
+                with torch.no_grad():
+                    buffer.copy_(content)
+
+
+def versions(model: nn.Module) -> dict[str, int]:
+    """A number a parameter that grows whenever its values are written in place."""
+    return {name: parameter._version for name, parameter in model.named_parameters()}
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """After the block, code draws the random numbers that it would have drawn without the block."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if on_gpu:
+            torch.cuda.set_rng_state_all(on_gpu)
+
+
+# ---- layers ------------------------------------------------------------------------------------
+
 
 TrainingStep = Callable[[], object]
 """Runs one forward and backward of the model on one batch; what it returns is not looked at."""

@@ -8,18 +8,21 @@ link's burst after a pause is not taken for its rate.
 
 Source: US-Byte, section 3 (a and b of an all-reduce by least squares); HiPress, section 3.2.
 Differences from the papers: every verb is measured, not the all-reduce alone; a run counts as long
-    as it took on its slowest rank.
-"""
+    as it took on its slowest rank."""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
+import os
 import platform
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -47,7 +50,37 @@ from ...runtime.step.telling import figures_of_all
 from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, Host, VerbName
 from ..data.fit import LineFit, fit_line
 from ._agree import rank_0s, run_verb, verb_text
-from .cores import shared_cores
+
+# ---- shared_cores ------------------------------------------------------------------------------
+#
+# The part of its machine's cores that a rank has, where that is too little.
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def shared_cores(of_all: Callable[[Sequence[float]], list[list[float]]]) -> float | None:
+    """The cores of the rank that has fewest; None where each has more than threads that compute.
+
+    ``of_all`` gives every rank's figures, so that all ranks come to the same answer. Ranks share
+    cores that may run on the same ones of a machine, which is one whose kernel tells the same boot,
+    whatever host name they see. Sets of cores that overlap in part count as apart.
+    """
+    own = os.sched_getaffinity(0)
+    rows = of_all([_place(sorted(own)), len(own), torch.get_num_threads()])
+    num_ranks = Counter(place for place, _, _ in rows)
+    each = [(cores / num_ranks[place], threads) for place, cores, threads in rows]
+    short = [cores for cores, threads in each if cores <= threads]
+    return min(short, default=None)
+
+
+def _place(cores: list[int]) -> float:
+    """A number for these cores of this machine, the same in all its processes."""
+    told = _BOOT.read_text(encoding="ascii") if _BOOT.exists() else platform.node()
+    return float(int.from_bytes(hashlib.sha256(f"{told} {cores}".encode()).digest()[:6], "big"))
+
+
+# ---- links -------------------------------------------------------------------------------------
+
 
 SIZES_BYTES = tuple(2**power for power in (14, 16, 18, 19, 20, 21, 22))
 """Sizes from where alpha decides to where beta does; most are where plans have their messages."""

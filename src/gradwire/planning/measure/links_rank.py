@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ...runtime.failure.membership import join
 from ...runtime.step.engine import Engine
 from ..data.cluster import VERBS, Cluster
 from .beside import median_pace
 from .codecs import SIZES, measure_codecs
-from .launched import Report
 from .links import BUDGET_S, SIZES_BYTES, measure_cluster
+
+# ---- The process group of ranks that torchrun started, for a command that measures in it ---------
+
+Report = Callable[[float, str], None]
+"""Tells how far a measurement is: (fraction done in [0, 1], what is going on)."""
+
+
+@contextmanager
+def launched_group() -> Iterator[None]:
+    """Joins the group that torchrun's variables describe, and leaves it again at the outermost end.
+
+    Inside of another such block, or where the user's own code has joined already, nothing is done:
+    a group that is joined a second time meets what the first one left in its store.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+# ---- one rank ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

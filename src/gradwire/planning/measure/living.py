@@ -2,7 +2,7 @@
 
 Unlike ``profile`` it runs no step itself and changes none: hooks note the time where a layer is
 entered and where a gradient is ready. Every moment of a step, from its first layer's entry to the
-last gradient, is charged to some layer, by the rules of ``_layer_timer``; but what lies between the
+last gradient, is charged to some layer, by the rules of ``LayerTimer``; but what lies between the
 end of the model's forward and the first gradient, the loss with it, counts as backward of the layer
 whose gradient that is, as no hook tells where the backward pass begins. Under DDP gradients are
 ready when their whole bucket is, and all seconds of a bucket are those of its first gradient.

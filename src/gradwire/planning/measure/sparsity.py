@@ -43,8 +43,7 @@ from ..data.sparsity import (
     unit_sparsity,
 )
 from ._agree import rank_0s, run_verb
-from ._untouched import untouched
-from .layers import TrainingStep, looked_into, no_progress
+from .layers import TrainingStep, looked_into, no_progress, untouched
 
 _log = logging.getLogger("gradwire")
 

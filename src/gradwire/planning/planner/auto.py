@@ -18,7 +18,7 @@ Differences from the paper: it is of no paper.
     - Only compressors whose costs the cluster's file holds are considered; ``gradwire plan
       --planner auto --explain`` names the others.
     - Vectors are never compressed, as in the trainings that admit a compressor
-      (``planning/fidelity.py``).
+      (``planning/judgement.py``).
     - Gradients that come as rows, which no all-reduce takes, travel as ``zen`` sends them.
 Settings: fidelity, "exact", "half", "safe" or "any"; overlap_forward, whether plans may overlap the
     next forward pass, for which ``attach`` needs the optimizer.
@@ -31,15 +31,13 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...errors import invalid
-from ..clock.alike import MANY
 from ..clock.clock import run_on_clock
+from ..clock.representative import MANY
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
-from ..draft_search import best_draft, best_of_two, first_seconds
-from ..drafts import DEFAULT, Blend
-from ..fidelity import admitted
-from ..judgement import Judgement, PricedPlan, Survey, pays
+from ..drafts import DEFAULT, Blend, best_draft, best_of_two, first_seconds
+from ..judgement import Judgement, PricedPlan, Survey, admitted, pays
 from ..sparse import SparsePart
 from .bytescheduler import bytescheduler
 from .ddp import ddp

@@ -20,7 +20,7 @@ from ..clock.clock import ByPriority, backward_ends, carry
 from ..data.cluster import Cluster
 from ..data.plan import Plan, PlannedMessage
 from ..data.profile import Profile
-from ..space import LANES, SIZES
+from ..settings import LANES, SIZES
 
 SEARCH = {"partition_bytes": SIZES, "credit": LANES}
 

@@ -31,10 +31,9 @@ from ..buckets import buckets, check_bytes
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
-from ..orders import MOST_TRIALS, search
-from ..phases import Instance, messages_of_blocks
+from ..phases import MOST_TRIALS, Instance, messages_of_blocks, search
 from ..price import iteration_s
-from ..space import SIZES
+from ..settings import SIZES
 
 SEARCH = {"basic_partition_bytes": SIZES}
 

@@ -26,10 +26,9 @@ from ..buckets import Bucket, buckets, check_credit, merged_buckets
 from ..data.cluster import Cluster
 from ..data.plan import Plan, Setting
 from ..data.profile import Profile
-from ..orders import search
-from ..phases import Instance, messages_of_blocks
+from ..phases import Instance, messages_of_blocks, search
 from ..price import fewest_messages, iteration_s
-from ..space import LANES, SIZES
+from ..settings import LANES, SIZES
 from .usbyte import usbyte
 
 SEARCH = {"basic_partition_bytes": SIZES, "credit": LANES}

@@ -23,8 +23,7 @@ from ...planning.data.cluster import PRIMITIVES, Cluster, CodecFit, VerbName
 from ...planning.data.fit import LineFit
 from ...planning.data.profile import Profile
 from ...planning.measure.codecs import measure_codecs
-from ...planning.measure.cores import shared_cores
-from ...planning.measure.links import all_reduce_s, measure_cluster, measure_hosts
+from ...planning.measure.links import all_reduce_s, measure_cluster, measure_hosts, shared_cores
 from ...planning.measure.living import LayerWatch
 from ..step.engine import Engine
 from ..step.telling import figures_of_all, news

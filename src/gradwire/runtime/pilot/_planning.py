@@ -9,8 +9,7 @@ from ...errors import InvalidSetting
 from ...planning.data.cluster import Cluster
 from ...planning.data.plan import DENSE, Plan
 from ...planning.data.profile import Profile
-from ...planning.fidelity import admitted
-from ...planning.judgement import MARGIN
+from ...planning.judgement import MARGIN, admitted
 from ...planning.planner.auto import survey
 from ...planning.planner.ddp import ddp
 from ...planning.price import iteration_s

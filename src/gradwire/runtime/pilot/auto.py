@@ -26,7 +26,7 @@ from ...contract.units import format_rate, format_seconds
 from ...planning.data.cluster import Cluster
 from ...planning.data.plan import Plan
 from ...planning.data.profile import Profile
-from ...planning.fidelity import MOST_ERROR, stricter
+from ...planning.judgement import MOST_ERROR, stricter
 from ...planning.measure.beside import median_pace
 from ...planning.measure.living import LayerWatch
 from ..controls import Controls, Flight, Pilot

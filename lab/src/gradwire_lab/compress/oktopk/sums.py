@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.steps.entries import Packed, decoded, merged_entries, split
-from gradwire.collective.steps.push import push
+from gradwire.collective.steps.push_pull import push
 from gradwire.contract import Member
 from gradwire.contract.payload import Payload
 from gradwire.contract.spec import working_dtype
 from gradwire.contract.verbs import AllGather, Steps
-from gradwire.kernels.sparse.entries import Entries
-from gradwire.kernels.sparse.parts import Part
+from gradwire.kernels.sparse.entries import Entries, Part
 from gradwire.kernels.sparse.scatter import scatter_entries
 
 from .regions import Regions, slots_of

@@ -16,9 +16,8 @@ from torch import Tensor
 from ....contract.payload import Format, Payload
 from ....errors import invalid
 from .. import bits
-from ..entries import Entries, check_entries
+from ..entries import Entries, Part, check_entries
 from ..format import SparseFormat
-from ..parts import Part
 
 
 @dataclass(frozen=True, kw_only=True)

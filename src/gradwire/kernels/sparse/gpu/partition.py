@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..entries import Entries
-from ..parts import Parts, out_of_range, part_length
+from ..entries import Entries, Parts, out_of_range, part_length
 from ..permutation import Permutation
 
 REHASHES = 3

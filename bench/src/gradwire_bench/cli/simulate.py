@@ -1,0 +1,184 @@
+"""Predict one iteration of a model under each planner, for any number of ranks and any link."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradwire.cli.commands._inputs import RANKS, RATE, read_cluster, read_ranks, read_rates
+from gradwire.cli.report.output import emit, progress
+from gradwire.contract.registry import load, names
+from gradwire.contract.trace.chrome import save_chrome
+from gradwire.contract.trace.span import Trace
+from gradwire.contract.units import format_rate, ratio
+from gradwire.errors import InvalidSetting, invalid
+from gradwire.planning.catalogue import load_or_read
+from gradwire.planning.clock.timeline import simulate as run_plan
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.plan import plan as make_plan
+from gradwire_lab.planning.tune import search_space
+
+from ..report import curves, timeline
+
+app = typer.Typer()
+
+
+@app.command()
+def simulate(
+    model: Annotated[
+        list[str], typer.Option(help="A model of the catalogue, or a profile's file; repeat it.")
+    ],
+    ranks: Annotated[str | None, typer.Option(help=f"As 8,16,32; else {RANKS}.")] = None,
+    rate: Annotated[str | None, typer.Option(help=f"As 1gbit,10gbit; else {RATE}.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="A cluster's file.")] = None,
+    planner: Annotated[list[str] | None, typer.Option(help="Only these planners.")] = None,
+    tune: Annotated[bool, typer.Option(help="Show planners with tuned settings too.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="Write a timeline (PNG) here.")] = None,
+    speedups: Annotated[
+        Path | None, typer.Option("--curves", help="Write speedups over one rank (PNG) here.")
+    ] = None,
+    traces: Annotated[Path | None, typer.Option(help="Folder for Chrome traces.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Predict one iteration of a model under each planner, for any number of ranks and any link.
+
+    Without --cluster: uncompressed all-reduces on a ring, 65 us a hop. Catalogue times are a stated
+    throughput model of a V100, not a measurement. Speedups count the work of all ranks. Without
+    --planner, those that cannot plan for a cluster are left out, and said to be below the table.
+    """
+    profiles = [load_or_read(one) for one in model]
+    clusters = [
+        read_cluster(cluster, num_ranks, link)
+        for num_ranks, link in itertools.product(read_ranks(ranks), read_rates(rate))
+    ]
+    wanted = planner or names("planner")
+    for name in wanted:
+        load("planner", name)
+    cases = [ModelOnCluster(*case) for case in itertools.product(profiles, clusters)]
+    if picture is not None and len(cases) > 1:
+        accepted = "asked for with one model, one number of ranks and one rate"
+        raise invalid("--picture", f"{len(cases)} cases", accepted, "write --curves for several")
+    with progress("simulating", total=len(cases)) as advance:
+        for case in cases:
+            case.run(wanted, tune, may_refuse=not planner)
+            advance(note=case.title)
+    rows = [row for case in cases for row in case.rows()]
+    constant = {key for key in CASE_KEYS if len({row[key] for row in rows}) == 1}
+    title = cases[0].title if len(cases) == 1 else f"{len(cases)} cases"
+    notes = dict.fromkeys(note for case in cases for note in case.refusals)
+    emit("simulate", rows, as_json=as_json, title=title, hidden=constant, notes=list(notes))
+    if traces is not None:
+        _save_traces(cases, traces)
+    if picture is not None:
+        timeline.draw(cases[0].timelines, picture, title=cases[0].title)
+    if speedups is not None:
+        draw_speedups(rows, speedups)
+
+
+CASE_KEYS = ("model", "num_ranks", "rate_bytes_per_s")
+"""The keys whose values all rows of a case share."""
+
+
+@dataclass
+class ModelOnCluster:
+    """One model on one cluster: the trace of each planner, by the planner's name in tables."""
+
+    profile: Profile
+    cluster: Cluster
+
+    def __post_init__(self) -> None:
+        self.timelines: dict[str, Trace] = {}
+        self.refusals: list[str] = []
+        """A sentence for each planner that has no plan for the cluster, and why."""
+        self._num_messages: dict[str, int] = {}
+
+    @property
+    def title(self) -> str:
+        rate = format_rate(self.cluster.rate_bytes_per_s)
+        return f"{self.profile.model}, {self.cluster.num_ranks} ranks at {rate}"
+
+    def run(self, planners: Sequence[str], tune: bool, *, may_refuse: bool = False) -> None:
+        """Plans and simulates; with ``tune`` a second time with settings found by search.
+
+        What a planner refuses is raised, or with ``may_refuse`` kept in ``refusals``.
+        """
+        for name in planners:
+            try:
+                self._run(name, tune)
+            except InvalidSetting as error:
+                if not may_refuse:
+                    raise
+                self.refusals.append(f"{name} has no plan: {error}")
+
+    def _run(self, name: str, tune: bool) -> None:
+        searched = tune and bool(search_space(load("planner", name)))
+        for shown, tuned in [(name, False)] + [(f"{name} (tuned)", True)] * searched:
+            plan = make_plan(name, self.profile, self.cluster, tune=tuned)
+            self.timelines[shown] = run_plan(plan, self.profile, self.cluster)
+            self._num_messages[shown] = len(plan.messages)
+
+    def rows(self) -> list[dict[str, object]]:
+        profile, num_ranks = self.profile, self.cluster.num_ranks
+        compute_s = profile.forward_s + profile.backward_s
+        wfbp = self.timelines.get("wfbp")
+        rows: list[dict[str, object]] = []
+        for name, trace in self.timelines.items():
+            iteration_s = trace.iteration_s
+            row: dict[str, object] = {
+                "name": name,
+                "model": profile.model,
+                "num_ranks": num_ranks,
+                "rate_bytes_per_s": self.cluster.rate_bytes_per_s,
+                "simulated_s": iteration_s,
+                "messages": self._num_messages[name],
+                "compute_s": compute_s,
+                "communication_s": trace.busy_s("communication"),
+                "fraction_of_ideal": ratio(compute_s, iteration_s),
+                "speedup_vs_one_rank": num_ranks * ratio(compute_s, iteration_s),
+                "samples_per_second": ratio(num_ranks * profile.batch_size, iteration_s),
+            }
+            if wfbp is not None:
+                row["speedup_vs_wfbp"] = ratio(wfbp.iteration_s, iteration_s)
+            rows.append(row)
+        return rows
+
+
+def draw_speedups(rows: Sequence[dict[str, object]], path: Path) -> None:
+    """Draws speedup over ranks where they vary, otherwise over rates; a panel a model."""
+    several = [key for key in CASE_KEYS[1:] if len({row[key] for row in rows}) > 1]
+    if not several:
+        accepted = "several numbers of ranks or several rates"
+        raise invalid("--curves", "one point a planner", accepted, "write --ranks 8,16,32")
+    key, others = several[0], several[1:]
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in rows:
+        rest = "".join(f", {format_rate(float(str(row[other])))}" for other in others)
+        x = float(str(row[key])) * (1.0 if key == "num_ranks" else 8e-9)
+        lines = panels.setdefault(f"{row['model']}{rest}", {})
+        lines.setdefault(str(row["name"]), []).append((x, float(str(row["speedup_vs_one_rank"]))))
+        ideal = lines.setdefault("ideal", [])
+        if (x, float(str(row["num_ranks"]))) not in ideal:
+            ideal.append((x, float(str(row["num_ranks"]))))
+    curves.draw_panels(
+        panels,
+        path,
+        title="Simulated speedup over one rank",
+        x_label="ranks" if key == "num_ranks" else "rate (Gbit/s)",
+        y_label="times the work of one rank",
+        doubling=True,
+    )
+
+
+def _save_traces(cases: Sequence[ModelOnCluster], folder: Path) -> None:
+    """A Chrome trace a planner; with several cases, in a folder each."""
+    for case in cases:
+        own = folder if len(cases) == 1 else folder / case.title.replace("/", " per ")
+        own.mkdir(parents=True, exist_ok=True)
+        for name, trace in case.timelines.items():
+            save_chrome(trace, own / f"{name}.trace.json")

@@ -1,0 +1,143 @@
+"""Traces as Gantt charts: a panel for each trace, a row for each lane of a rank, one time axis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradwire.contract.trace.chrome import slots
+from gradwire.contract.trace.span import Span, Trace
+from gradwire.contract.units import format_seconds
+from gradwire.errors import InvalidSetting
+
+from . import density
+from .figure import FAINT, INK, SERIES, new_figure, quiet, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {
+    "forward": "#a9c4e6",
+    "backward": "#3d6fb6",
+    "encode": "#d9822b",
+    "merge": "#b5485d",
+    "decode": "#e8b84f",
+    "transfer": "#4b9a5f",
+    "wait": "#d8dee4",
+    "optimizer": "#7d62ad",
+}
+"""The colours of the usual kinds of work, which are the same in all pictures."""
+
+_TRANSFERS = re.compile(
+    r"send|recv|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|broadcast|transfer", re.I
+)
+ROW_IN = 0.26
+PANEL_IN = 0.55
+ROW_FILL = 0.78
+
+
+def kind(span: Span) -> str:
+    """The kind of work a span is drawn as: a key of ``COLOURS`` if one fits, else its first word.
+
+    >>> kind(Span(0, "communication", "AllGather 3", 0, 1)), kind(Span(0, "compute", "clip", 0, 1))
+    ('transfer', 'clip')
+    """
+    if span.lane in ("forward", "backward", "wait"):
+        return span.lane
+    word = re.split(r"[^A-Za-z_]+", span.name.strip(), maxsplit=1)[0].lower()
+    if word in COLOURS:
+        return word
+    if span.lane == "communication" or _TRANSFERS.match(word):
+        return "transfer"
+    return word or span.lane
+
+
+def draw(traces: Mapping[str, Trace], path: Path, *, title: str) -> Path:
+    """Draws one panel for each named trace and saves the picture as PNG.
+
+    Each trace starts at its own first span; all panels share the time axis, so that lengths can be
+    compared.
+    Spans of one lane that overlap lie above each other within their row. Raises InvalidSetting if
+    no trace has a span, or if matplotlib is missing.
+    """
+    drawn = {name: trace for name, trace in traces.items() if trace.spans}
+    if not drawn:
+        raise InvalidSetting("a timeline needs at least one span, got none; trace a step first")
+    rows = {name: len(trace.lanes()) for name, trace in drawn.items()}
+    height_in = sum(ROW_IN * num + PANEL_IN for num in rows.values()) + 1.1
+    figure = new_figure(11, height_in)
+    panels = figure.subplots(
+        len(drawn),
+        1,
+        sharex=True,
+        squeeze=False,
+        gridspec_kw={"height_ratios": [rows[name] + 1 for name in drawn]},
+    )[:, 0]
+    colours = _colours(drawn.values())
+    longest_s = max(trace.iteration_s for trace in drawn.values())
+    unit, factor = ("s", 1.0) if longest_s >= 2 else ("ms", 1e3)
+    for axes, (name, trace) in zip(panels, drawn.items(), strict=True):
+        _panel(axes, trace, colours, factor)
+        facts = filter(None, (format_seconds(trace.iteration_s), density.summary(trace.densities)))
+        axes.set_title(f"{name}: {', '.join(facts)}", loc="left", fontsize=10, color=INK)
+    panels[-1].set_xlim(0, longest_s * factor * 1.01 or 1.0)
+    panels[-1].set_xlabel(f"time ({unit})", fontsize=9, color=INK)
+    _legend(figure, colours)
+    return save(figure, path, title)
+
+
+def _colours(traces: Iterable[Trace]) -> dict[str, str]:
+    """A colour for every kind present: the fixed ones first, then the others as they come."""
+    present = dict.fromkeys(kind(span) for trace in traces for span in trace.spans)
+    fixed = {name: colour for name, colour in COLOURS.items() if name in present}
+    others = [name for name in present if name not in COLOURS]
+    spare = [colour for colour in SERIES if colour not in fixed.values()]
+    return fixed | {name: spare[i % len(spare)] for i, name in enumerate(others)}
+
+
+def _panel(axes: Axes, trace: Trace, colours: Mapping[str, str], factor: float) -> None:
+    zero_s = min(span.start_s for span in trace.spans)
+    lanes = trace.lanes()
+    one_rank = len({rank for rank, _ in lanes}) == 1
+    for row, place in enumerate(lanes):
+        spans = [span for span in trace.spans if (span.rank, span.lane) == place]
+        levels = slots(spans)
+        height = ROW_FILL / (max(levels) + 1)
+        bars: dict[tuple[int, str], list[tuple[float, float]]] = {}
+        for span, level in zip(spans, levels, strict=True):
+            stretch = ((span.start_s - zero_s) * factor, span.duration_s * factor)
+            bars.setdefault((level, kind(span)), []).append(stretch)
+        for (level, what), stretches in bars.items():
+            bottom = row - ROW_FILL / 2 + level * height
+            axes.broken_barh(
+                stretches,
+                (bottom, height),
+                facecolors=colours[what],
+                edgecolors="white",
+                linewidth=0.3,
+            )
+    axes.axvline(trace.iteration_s * factor, color=INK, linewidth=0.8, linestyle=(0, (2, 2)))
+    axes.set_yticks(
+        range(len(lanes)),
+        [lane if one_rank else f"rank {rank}  {lane}" for rank, lane in lanes],
+    )
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.grid(axis="x", color=FAINT, linewidth=0.6)
+    quiet(axes)
+
+
+def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
+    from matplotlib.patches import Patch
+
+    figure.legend(
+        handles=[Patch(facecolor=colour, label=name) for name, colour in colours.items()],
+        loc="outside upper right",
+        ncols=min(len(colours), 8),
+        frameon=False,
+        fontsize=9,
+        handlelength=1.0,
+        columnspacing=1.2,
+    )

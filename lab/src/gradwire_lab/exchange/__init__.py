@@ -1,0 +1,1 @@
+"""Exchanges to compare gradwire's with; they wrap those of the library."""

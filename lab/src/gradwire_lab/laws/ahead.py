@@ -1,0 +1,102 @@
+"""The laws of exchanges that encode tensors before their message is whole.
+
+They take an exchange without error feedback, and a case.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gradwire.contract import Exchange, Member, State
+from gradwire.exchange.error_feedback import ErrorFeedback
+from gradwire.exchange.local import drive
+
+from .cases import Case, tensors_of
+from .tolerance import must, same_bits
+
+NUM_STEPS = 3
+Encode = Callable[[Exchange, Member, State, int, Tensor], None]
+
+
+def law_encoding_ahead_changes_no_bit(exchange: Exchange, case: Case) -> bool:
+    """Tensors of ``apart`` may be encoded before the others are there: the bits are the same.
+
+    Whichever of them, on each rank others and in another order, over three steps.
+
+    To do: in encode_ahead read and write that tensor's elements only, of gradient, residual and
+    state, and have synchronise take it from me.ahead instead of encoding it again.
+    """
+    return _same_bits(exchange, case, lambda one, *of: one.encode_ahead(*of))
+
+
+def law_encoding_on_the_host_changes_no_bit(exchange: Exchange, case: Case) -> bool:
+    """Tensors of ``apart`` may be copied to the host and encoded there: the bits are the same.
+
+    To do: in encode_on_host yield all that is selected from, with the residual in it, and leave in
+    the residual what the entries lack of it.
+    """
+    return exchange.offloads and _same_bits(exchange, case, _by_copies)
+
+
+def _by_copies(exchange: Exchange, me: Member, state: State, place: int, grad_N: Tensor) -> None:
+    """Encodes a tensor from a copy, and goes on with a copy of what was made of it."""
+    text = exchange.encode_on_host(me, state, place, grad_N)
+    made = text.send(tuple(one.clone() for one in next(text)))
+    with suppress(StopIteration):
+        text.send(tuple(one.clone() for one in made))
+        must(False, "it asks for a third copy")
+
+
+def _same_bits(exchange: Exchange, case: Case, encode: Encode) -> bool:
+    if not exchange.apart(case.spec) or case.world == 1:
+        return False
+    for tried in (exchange, ErrorFeedback(exchange)):
+        for got, want in zip(_steps(tried, case, encode), _steps(tried, case), strict=True):
+            for a_N, b_N in zip(got, want, strict=True):
+                must(same_bits(a_N, b_N), "a mean or a state differs")
+    return True
+
+
+def _steps(exchange: Exchange, case: Case, encode: Encode | None = None) -> list[list[Tensor]]:
+    """The means and the tensors of all states after each step."""
+    draw, found = random.Random(case.seed), []
+    states = case.states(exchange)
+    members = [Member(rank, case.world) for rank in range(case.world)]
+    for step in range(NUM_STEPS):
+        grads = case.grads(step)
+        if encode is not None:
+            for me, state, grad_N in zip(members, states, grads, strict=True):
+                _encode_some(exchange, case, draw, (me, state, grad_N), encode)
+        texts = [
+            exchange.synchronise(me, state, grad_N, grad_N)
+            for me, state, grad_N in zip(members, states, grads, strict=True)
+        ]
+        states = drive(texts, seed=case.seed).results
+        must(not any(me.ahead for me in members), "what was encoded ahead was not taken")
+        found.append([*grads, *(tensor.clone() for tensor in tensors_of(tuple(states)))])
+    return found
+
+
+def _encode_some(
+    exchange: Exchange,
+    case: Case,
+    draw: random.Random,
+    operands: tuple[Member, State, Tensor],
+    encode: Encode,
+) -> None:
+    """Encodes some tensors ahead, each while the elements of all others are NaN."""
+    me, state, grad_N = operands
+    sizes, places = [prod(shape) for shape in case.spec.shapes], exchange.apart(case.spec)
+    for place in draw.sample(places, draw.randint(1, len(places))):
+        there_N = torch.full_like(grad_N, float("nan"))
+        torch.split(there_N, sizes)[place].copy_(torch.split(grad_N, sizes)[place])
+        encode(exchange, me, state, place, there_N)
+
+
+LAWS = (law_encoding_ahead_changes_no_bit, law_encoding_on_the_host_changes_no_bit)

@@ -1,0 +1,99 @@
+"""Worlds, sizes and dtypes that exchanges are tried with, and the order in which ranks run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.contract import Exchange, State
+from gradwire.contract.spec import TensorSpec
+from gradwire.exchange.error_feedback import residuals
+
+SIZES = (0, 1, 5, 8, 9, 64, 1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """How many ranks, how long a gradient, of which dtype, drawn and interleaved by which seed."""
+
+    world: int
+    numel: int
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+    def grads(self, step: int = 0) -> list[Tensor]:
+        """One gradient a rank; other ones for another step."""
+        draw = torch.Generator().manual_seed(1000 * self.seed + step)
+        return [torch.randn(self.numel, generator=draw).to(self.dtype) for _ in range(self.world)]
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Two square matrices and a vector, for exchanges that act on matrices."""
+        side = isqrt(self.numel // 2)
+        shapes = ((side, side), (side, side), (self.numel - 2 * side * side,))
+        return TensorSpec("gradient", self.numel, self.dtype, shapes=shapes)
+
+    def states(self, exchange: Exchange) -> list[State]:
+        """One rank's state each, before the first step."""
+        return [exchange.init(self.spec, self.world) for _ in range(self.world)]
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.world} ranks, {self.numel} elements, {dtype}, seed {self.seed}"
+
+
+EVERY_WORLD_AND_SIZE = tuple(
+    Case(world=world, numel=numel, seed=world + numel) for world in range(1, 10) for numel in SIZES
+)
+
+FEW = (
+    Case(world=1, numel=9),
+    Case(world=2, numel=0),
+    Case(world=2, numel=64, dtype=torch.float64, seed=1),
+    Case(world=3, numel=5, seed=2),
+    Case(world=3, numel=300, seed=3),
+    Case(world=4, numel=9, dtype=torch.bfloat16, seed=4),
+    Case(world=5, numel=1, seed=5),
+    Case(world=7, numel=200, dtype=torch.float16, seed=6),
+    Case(world=9, numel=64, seed=7),
+)
+"""Each dtype and size class, small and large worlds."""
+
+
+LARGE = tuple(
+    Case(world=world, numel=numel, seed=world)
+    for world, numel in ((3, 65_537), (7, 16_385), (5, 16_384), (6, 16_385), (4, 65_537))
+)
+"""Sizes at which code takes another way: 64 KiB of float32 and one element more, and a block of
+65,536 elements and one; numbers of ranks that are a power of two and not."""
+
+
+def thinned(grad_N: Tensor, every: int) -> Tensor:
+    """The gradient in one of so many places, 0 in the others; with ``every`` = 0 in all."""
+    thin_N = torch.zeros_like(grad_N)
+    if every:
+        thin_N[::every] = grad_N[::every]
+    return thin_N
+
+
+def kept_of(state: State, numel: int) -> Tensor:
+    """All that a rank keeps for later, as one float64 tensor."""
+    kept = [t.double() for t in residuals(state).values()]
+    return torch.stack(kept).sum(0) if kept else torch.zeros(numel, dtype=torch.float64)
+
+
+def states_of(results: list[Any]) -> list[State]:
+    """The states among the results of ``run_local``, one a rank."""
+    return [state for _, _, state in results]
+
+
+def tensors_of(state: State) -> list[Tensor]:
+    """All tensors in a state."""
+    if isinstance(state, Tensor):
+        return [state]
+    parts = state if isinstance(state, tuple) else ()
+    return [tensor for part in parts for tensor in tensors_of(part)]

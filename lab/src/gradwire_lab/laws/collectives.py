@@ -1,0 +1,278 @@
+"""The laws of collectives: each takes an exchange (a collective with a codec) and a case.
+
+Those of ``OF_ANY`` ask nothing of a codec, and hold for algorithms that are exchanges themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.contract import Exchange, Member, State
+from gradwire.contract.tensorwise import tensor_sizes
+from gradwire.contract.verbs import AllToAll, Compute, Steps, Verb
+from gradwire.errors import Deadlock, InvalidSetting, LawBroken
+from gradwire.exchange.by_name import texts
+from gradwire.exchange.local import Outcome, drive
+from gradwire.exchange.pair import Pair
+
+from .cases import Case, thinned
+from .tolerance import assert_near, largest, must, same_bits
+
+
+def _driven(
+    exchange: Exchange, grads: list[Tensor], seed: int, states: list[State] | None = None
+) -> Outcome[Any]:
+    made = texts(exchange, grads, states)
+    return drive(made, seed=seed, ranks_per_host=exchange.ranks_per_host)
+
+
+def _means(
+    exchange: Exchange, grads: list[Tensor], seed: int, states: list[State] | None = None
+) -> list[Tensor]:
+    return [mean_N for mean_N, _, _ in _driven(exchange, grads, seed, states).results]
+
+
+def _means_of(exchange: Exchange, case: Case, seed: int, step: int = 0) -> list[Tensor]:
+    return _means(exchange, case.grads(step), seed, case.states(exchange))
+
+
+def _is_exact(exchange: Exchange, case: Case) -> bool:
+    return exchange.wire_bytes(case.spec, case.world) is not None
+
+
+def law_never_deadlocks(exchange: Exchange, case: Case) -> None:
+    """No interleaving of ranks deadlocks, not even where a send waits for its receiver.
+
+    To do: yield a send and its receive together, as the tuple (Send(...), Recv(...)), or order
+    them by rank.
+    """
+    for seed in range(3):
+        try:
+            _driven(exchange, case.grads(), seed, case.states(exchange))
+        except Deadlock as error:
+            raise LawBroken(str(error)) from error
+
+
+def law_equals_the_dense_mean(exchange: Pair, case: Case) -> bool:
+    """The mean through a lossless codec is that of DDP, to one rounding a rank.
+
+    To do: merge every rank's payload once, and divide by the number of ranks once.
+    """
+    if not exchange.codec.traits.lossless:
+        return False
+    grads = case.grads()
+    want_N = torch.stack([g.double() for g in grads]).mean(0)
+    for mean_N in _means(exchange, grads, case.seed):
+        must(mean_N.dtype == case.dtype, f"the mean is {mean_N.dtype}")
+        assert_near(
+            mean_N, want_N, case.dtype, magnitude=largest(*grads), terms=case.world, what="the mean"
+        )
+    return True
+
+
+def law_same_bits_on_every_rank(exchange: Exchange, case: Case) -> None:
+    """The mean has the same bits on every rank.
+
+    To do: merge in one order everywhere (ranks ascending), or merge in one place and send the
+    result on unchanged; decode also what this rank encoded itself.
+    """
+    means = _means_of(exchange, case, case.seed)
+    for rank, mean_N in enumerate(means):
+        must(same_bits(mean_N, means[0]), f"rank {rank} has other bits than rank 0")
+
+
+def law_sends_the_stated_bytes(exchange: Exchange, case: Case) -> None:
+    """Each rank sends the bytes that are stated.
+
+    Exactly; where sizes vary none are stated, and the collective's formula is a bound.
+
+    To do: count in wire_bytes what the verbs carry: whole slots (slot_bytes), announcements of
+    sizes, every round.
+    """
+    sent = _driven(exchange, case.grads(), case.seed, case.states(exchange)).sent_bytes
+    stated = exchange.wire_bytes(case.spec, case.world)
+    if stated is not None:
+        must(sent == stated, f"states {stated} bytes a rank, sends {sent}")
+    if not isinstance(exchange, Pair):
+        return
+    must((stated is not None) == exchange.exact_size, f"states {stated} bytes a rank")
+    if stated is None and case.world > 1:
+        codec = exchange.codec_of(tensor_sizes(case.spec))
+        most = exchange.collective.wire_bytes(codec, case.spec, case.world)
+        must(
+            all(a <= b for a, b in zip(sent, most, strict=True)),
+            f"at most {most} bytes a rank, sends {sent}",
+        )
+
+
+def law_any_interleaving_same_bits(exchange: Exchange, case: Case) -> None:
+    """The result does not depend on which rank runs first.
+
+    To do: merge by rank and never by arrival, and keep nothing that ranks share outside of the
+    verbs.
+    """
+    first, *others = (_means_of(exchange, case, seed) for seed in range(4))
+    for means in others:
+        must(
+            all(same_bits(a, b) for a, b in zip(first, means, strict=True)),
+            "the result depends on which rank runs first",
+        )
+
+
+def law_verbs_do_not_depend_on_values(exchange: Exchange, case: Case) -> None:
+    """Ordinary gradients, zeros, NaN and zeros on one rank take the same verbs in the same order.
+
+    And whatever sizes depend on, all ranks know.
+
+    To do: yield the same verbs whatever the gradient holds; if a size follows from values, tell
+    it to all ranks first by a verb of a fixed size.
+    """
+    ordinary = case.grads()
+    zeros = [torch.zeros_like(g) for g in ordinary]
+    nans = [torch.full_like(g, float("nan")) for g in ordinary]
+    want = _verbs(exchange, case, ordinary)
+    for other in (zeros, nans, [*zeros[:1], *ordinary[1:]]):
+        got = _verbs(exchange, case, other)
+        must(got == want, f"with other values other verbs: {got} is not {want}")
+
+
+def law_mean_may_overwrite_the_gradient(exchange: Exchange, case: Case) -> None:
+    """``synchronise`` with ``out_N`` being ``grad_N`` leaves the bits that ``run`` returns.
+
+    To do: read all of grad_N before out_N is written.
+    """
+    want = _means_of(exchange, case, case.seed)
+    grads = case.grads()
+    steps = [
+        exchange.synchronise(Member(r, case.world), exchange.init(case.spec, case.world), g, g)
+        for r, g in enumerate(grads)
+    ]
+    drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
+    for rank, (grad_N, want_N) in enumerate(zip(grads, want, strict=True)):
+        must(same_bits(grad_N, want_N), f"in place rank {rank} gets another mean")
+
+
+class Undefined(Member):
+    """A member whose buffers hold NaN (-1 in integers) whenever they are asked for."""
+
+    __slots__ = ()
+
+    def scratch(self, *args: Any, **kwargs: Any) -> Tensor:
+        return _spoilt(super().scratch(*args, **kwargs))
+
+    def passing(self, *args: Any) -> Tensor:
+        return _spoilt(super().passing(*args))
+
+
+def _spoilt(buffer: Tensor) -> Tensor:
+    buffer.view(torch.uint8).fill_(255)
+    return buffer
+
+
+def law_used_buffers_change_nothing(exchange: Exchange, case: Case) -> None:
+    """Steps of many, few, no and many non-zero elements have the bits that new buffers give.
+
+    One rank has no element in any of them. Buffers are kept from step to step, and hold NaN each
+    time they are asked for.
+
+    To do: write every element of what me.scratch(...) gives before it is read. Who needs what a
+    buffer holds keeps the tensor: asked for again, its name may stand for other memory.
+    """
+    members = [Undefined(rank, case.world) for rank in range(case.world)]
+    for step, every in enumerate((1, 16, 0, 1)):
+        grads = [thinned(g, every if rank else 0) for rank, g in enumerate(case.grads(step))]
+        want = _means(exchange, grads, case.seed, case.states(exchange))
+        steps = [
+            exchange.synchronise(me, state, g, g)
+            for me, state, g in zip(members, case.states(exchange), grads, strict=True)
+        ]
+        drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
+        must(
+            all(same_bits(a, b) for a, b in zip(grads, want, strict=True)),
+            f"step {step}: what the buffers held before shows in the mean",
+        )
+
+
+def law_gradient_untouched(exchange: Exchange, case: Case) -> None:
+    """``run`` never writes the gradient.
+
+    To do: work on a copy or in a buffer of me.scratch(...).
+    """
+    grads = case.grads()
+    _means(exchange, grads, case.seed, case.states(exchange))
+    for rank, (now_N, before_N) in enumerate(zip(grads, case.grads(), strict=True)):
+        must(same_bits(now_N, before_N), f"run wrote the gradient of rank {rank}")
+
+
+def law_sums_do_not_overflow(exchange: Pair, case: Case) -> bool:
+    """16-bit gradients near the end of their range have a finite mean, as under DDP.
+
+    Not said of codecs that round one gradient alone beyond that range, or may, at random.
+
+    To do: sum in working_dtype(grad_N.dtype), or divide by the number of ranks before the sum.
+    """
+    codec = exchange.codec
+    if codec.traits.unbiased and not codec.traits.lossless:
+        return False
+    for dtype in (torch.float16, torch.bfloat16):
+        grads = [torch.full((case.numel,), 6e4, dtype=dtype) for _ in range(case.world)]
+        alone, _ = codec.encode(codec.init(case.spec), grads[0])
+        if not bool(codec.decode(alone, torch.empty_like(grads[0])).isfinite().all()):
+            continue
+        for rank, mean_N in enumerate(_means(exchange, grads, case.seed)):
+            must(bool(mean_N.isfinite().all()), f"rank {rank}: a sum of {dtype} overflowed")
+    return True
+
+
+def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any]]:
+    """The verbs that each rank yields, one list a rank; sizes only where they may not vary."""
+    exact = _is_exact(exchange, case)
+    logs: list[list[Any]] = [[] for _ in grads]
+    own = texts(exchange, grads, case.states(exchange))
+    steps = [_recorded(text, log, exact) for text, log in zip(own, logs, strict=True)]
+    try:
+        drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
+    except (Deadlock, InvalidSetting, LawBroken) as error:
+        raise LawBroken(f"ranks with other values called other verbs: {error}") from error
+    return logs
+
+
+def _recorded(text: Steps[Any], log: list[Any], exact: bool) -> Generator[Any, Any, Any]:
+    """The same text; notes what it yields."""
+    value = None
+    while True:
+        try:
+            asked = text.send(value)
+        except StopIteration as stop:
+            return stop.value
+        verbs = asked if isinstance(asked, tuple) else (asked,)
+        log.append(tuple(_sketch(verb, exact) for verb in verbs))
+        value = yield asked
+
+
+def _sketch(verb: Verb, exact: bool) -> tuple[Any, ...]:
+    """A verb without the content of its buffers."""
+    kind = type(verb).__name__
+    if isinstance(verb, Compute):
+        return (kind, verb.name, verb.numel if exact else None)
+    peer = getattr(verb, "dst", getattr(verb, "src", None))
+    parts = (verb.out_sizes, verb.in_sizes) if isinstance(verb, AllToAll) and exact else None
+    return (kind, peer, verb.buf.dtype, verb.buf.numel() if exact else None, parts)
+
+
+OF_ANY: tuple[Callable[[Exchange, Case], None], ...] = (
+    law_never_deadlocks,
+    law_same_bits_on_every_rank,
+    law_sends_the_stated_bytes,
+    law_any_interleaving_same_bits,
+    law_verbs_do_not_depend_on_values,
+    law_mean_may_overwrite_the_gradient,
+    law_used_buffers_change_nothing,
+    law_gradient_untouched,
+)
+
+LAWS = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))

@@ -1,0 +1,50 @@
+"""How a law speaks: what must hold, how near results have to be, what makes them the same bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import LawBroken
+
+_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+def must(holds: bool, otherwise: str) -> None:
+    """Raises ``LawBroken`` with what was found, unless it holds.
+
+    Laws are for algorithms of the user's, so they hold under ``python -O`` too.
+    """
+    if not holds:
+        raise LawBroken(otherwise)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether shape, dtype and bits are equal; a NaN equals itself, and -0.0 is not 0.0."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    bits = _BITS[a.element_size()]
+    return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
+
+
+def largest(*tensors: Tensor) -> float:
+    """The largest magnitude among all elements; 0 if there are none."""
+    return max((float(t.double().abs().max()) for t in tensors if t.numel()), default=0.0)
+
+
+def assert_near(
+    got: Tensor, want: Tensor, dtype: torch.dtype, *, magnitude: float, terms: float, what: str
+) -> None:
+    """Fails unless both agree to ``terms`` roundings of numbers of this magnitude in ``dtype``."""
+    must(got.shape == want.shape, f"{what}: {tuple(got.shape)} is not {tuple(want.shape)}")
+    info = torch.finfo(dtype)
+    # Below the smallest normal number a rounding is of that number's last place.
+    allowed = terms * info.eps * max(magnitude, info.tiny)
+    off_N = (got.double() - want.double()).abs()
+    worst = float(off_N.nan_to_num(nan=float("inf")).max()) if off_N.numel() else 0.0
+    must(worst <= allowed, f"{what}: off by {worst:.3g}, allowed {allowed:.3g}")
+
+
+def tame(grad_N: Tensor) -> bool:
+    """Finite, and far from the end of every dtype's range."""
+    return bool(grad_N.isfinite().all()) and largest(grad_N) <= 1e4

@@ -1,1 +1,0 @@
-"""Operators and coders that are added to the language by its own registry."""

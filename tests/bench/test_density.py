@@ -1,0 +1,51 @@
+"""Densities in reports: a row a step, and words beside a timeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from gradwire.contract.trace.density import StepDensity
+from gradwire.contract.trace.span import Span, Trace
+from gradwire_bench.report import density, timeline
+
+
+def of(rank: int, step: int, asked: float | None = 100.0) -> StepDensity:
+    """Of 10,000 elements: 1 % asked for, a little more on every rank, 3.8 % in the mean."""
+    return StepDensity(rank, step, 0.5, 800 + rank, 10_000, asked, 100 + rank, 380)
+
+
+TRACE = Trace.of(
+    [Span(0, "backward", "backward", 0.0, 0.5, step=1)], [of(1, 2), of(0, 2), of(1, 1), of(0, 1)]
+)
+
+
+def test_a_row_a_step_with_the_means_over_ranks() -> None:
+    rows = density.rows(TRACE)
+    assert [row["name"] for row in rows] == ["step 1", "step 2"]
+    assert rows[0] == {
+        "name": "step 1",
+        "density_asked": 0.01,
+        "density_local": pytest.approx(0.01005),
+        "density_actual": 0.038,
+        "wire_bytes": 800.5,
+    }
+    assert density.rows(Trace()) == []
+    assert density.rows(Trace.of([], [of(0, 1, asked=None)]))[0]["density_asked"] is None
+
+
+def test_words_leave_out_what_is_not_known() -> None:
+    assert density.summary(TRACE.densities) == "density 0.038 (0.01 asked)"
+    assert density.summary([of(0, 1, asked=None)]) == "density 0.038"
+    assert density.summary([]) == ""
+
+
+def test_a_timeline_says_how_dense_the_mean_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
+    timeline.draw({"topk": TRACE}, tmp_path / "t.png", title="one step")
+    assert saved[0].axes[0].get_title(loc="left") == "topk: 500 ms, density 0.038 (0.01 asked)"

@@ -1,0 +1,114 @@
+"""`gradwire simulate`: rows by planner, a picture, Chrome traces, and mistakes answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gradwire.contract.registry import names
+from gradwire.errors import InvalidSetting
+from gradwire_bench.cli.simulate import app
+
+RUN = CliRunner()
+
+
+def rows(*words: str) -> list[dict[str, Any]]:
+    done = RUN.invoke(app, [*words, "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found: list[dict[str, Any]] = json.loads(done.output)["rows"]
+    return found
+
+
+def test_a_row_for_each_planner_and_none_below_its_computation() -> None:
+    found = rows("--model", "vgg16")
+    assert [row["name"] for row in found] == [name for name in names("planner") if name != "secopa"]
+    for row in found:
+        assert row["simulated_s"] >= row["compute_s"] > 0
+    by_name = {row["name"]: row for row in found}
+    assert by_name["usbyte"]["simulated_s"] < by_name["wfbp"]["simulated_s"]
+    assert by_name["wfbp"]["speedup_vs_wfbp"] == 1.0
+
+
+def test_a_planner_that_cannot_plan_is_said_to_be_left_out() -> None:
+    """Unless it was asked for: then it is a mistake."""
+    printed = RUN.invoke(app, ["--model", "lstm"], catch_exceptions=False).output
+    assert "secopa has no plan: compressor must be one whose encode and decode" in printed
+    assert "gradwire profile" in printed
+    with pytest.raises(InvalidSetting, match="measure it with gradwire profile"):
+        rows("--model", "lstm", "--planner", "secopa")
+
+
+def test_one_rank_sends_nothing() -> None:
+    for row in rows("--model", "vgg16", "--ranks", "1"):
+        assert row["simulated_s"] == pytest.approx(row["compute_s"])
+
+
+def test_pictures_and_traces_are_written(tmp_path: Path) -> None:
+    picture, traces = tmp_path / "steps.png", tmp_path / "traces"
+    more = ("--picture", str(picture), "--traces", str(traces))
+    rows("--model", "vgg16", "--planner", "usbyte", *more)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    events = json.loads((traces / "usbyte.trace.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "X"}
+
+
+def test_sweeps_have_a_row_for_every_model_size_rate_and_planner() -> None:
+    sweep = ("--model", "vgg16", "--model", "lstm", "--ranks", "4,8", "--rate", "1gbit,10gbit")
+    found = rows(*sweep, "--planner", "wfbp", "--planner", "ddp")
+    keys = [(r["model"], r["num_ranks"], r["rate_bytes_per_s"], r["name"]) for r in found]
+    assert len(set(keys)) == len(keys) == 2 * 2 * 2 * 2
+    for row in found:
+        assert row["speedup_vs_one_rank"] == pytest.approx(
+            row["num_ranks"] * row["compute_s"] / row["simulated_s"]
+        )
+        assert 0 < row["speedup_vs_one_rank"] <= row["num_ranks"]
+    alone = rows("--model", "vgg16", "--ranks", "8", "--rate", "1gbit", "--planner", "wfbp")[0]
+    same = next(
+        r for r, key in zip(found, keys, strict=True) if key == ("vgg16", 8, 1.25e8, "wfbp")
+    )
+    assert {**same, "speedup_vs_wfbp": 1.0} == alone
+
+
+def test_tuned_planners_stand_beside_the_others_and_are_no_slower() -> None:
+    found = rows("--model", "vgg16", "--tune", "--planner", "bytescheduler", "--planner", "wfbp")
+    by_name = {row["name"]: row["simulated_s"] for row in found}
+    assert list(by_name) == ["bytescheduler", "bytescheduler (tuned)", "wfbp"]
+    assert by_name["bytescheduler (tuned)"] < by_name["bytescheduler"]
+
+
+def test_curves_and_traces_of_a_sweep(tmp_path: Path) -> None:
+    picture, traces = tmp_path / "curves.png", tmp_path / "traces"
+    words = ("--model", "lstm", "--planner", "wfbp", "--curves", str(picture))
+    rows(*words, "--ranks", "2,4", "--rate", "1gbit,10gbit", "--traces", str(traces))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert len(list(traces.glob("*/wfbp.trace.json"))) == 4
+    rows(*words, "--rate", "1gbit,10gbit")
+
+
+def test_the_tables_title_says_what_all_rows_share() -> None:
+    words = ["--model", "lstm", "--planner", "wfbp", "--ranks", "2,4"]
+    printed = RUN.invoke(app, words, catch_exceptions=False).output.splitlines()
+    assert printed[0] == "2 cases"
+    assert "ranks" in printed[1]
+    assert "model" not in printed[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "vgg16", "--ranks", "8,no"), "write --ranks 8,16,32"),
+        (("--model", "vgg16", "--ranks", "0"), "write --ranks 8,16,32"),
+        (("--model", "lstm", "--ranks", "2,4", "--picture", "x.png"), "write --curves for several"),
+        (("--model", "lstm", "--curves", "x.png"), "write --ranks 8,16,32"),
+        (("--model", "vgg61"), "vgg16"),
+        (("--model", "vgg16", "--planner", "usbite"), "usbyte"),
+        (("--model", "vgg16", "--rate", "fast"), "500mbit"),
+    ],
+)
+def test_mistakes_are_answered(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(InvalidSetting, match=said):
+        RUN.invoke(app, list(words), catch_exceptions=False)

@@ -1,0 +1,273 @@
+"""``gradwire check`` holds a user's file to the laws, and names what broke, on what, what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gradwire as gw
+from gradwire.planning.planner.wfbp import wfbp
+from gradwire_lab.cli._own import subjects_of
+from gradwire_lab.laws import (
+    collectives,
+    compressors,
+    densities,
+    exchanges,
+    momentum,
+    planners,
+    programs,
+)
+from gradwire_lab.laws.subjects import held_to
+from tests.cli.conftest import Ended
+
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., Ended]
+
+ROOT = Path(__file__).parents[2]
+TEXTS = Path(__file__).parents[1] / "lab"
+ENCODE, DECODE = str(TEXTS / "terngrad.compll"), str(TEXTS / "terngrad_decode.compll")
+FIGURE = (ENCODE, "--with", DECODE, "--set", "bitwidth=2")
+
+COMPRESSOR = """
+import torch
+from gradwire.compress.none import none
+
+
+class loses_the_sign(none):
+    def decode(self, payload, out_N, *, scale=1.0):
+        return super().decode(payload, out_N, scale=scale).abs_()
+"""
+EXCHANGE = """
+from dataclasses import dataclass
+from gradwire import Exchange
+from gradwire.contract.verbs import AllReduce
+
+
+@dataclass(frozen=True)
+class leaves_rank_1_behind(Exchange):
+    def init(self, spec, world):
+        return None
+
+    def run(self, rank, world, state, grad_N):
+        mean_N = grad_N / world
+        yield AllReduce(mean_N)
+        mean_N += rank == 1
+        return mean_N, grad_N.to(mean_N.dtype), state
+"""
+COLLECTIVE = """
+from tests.laws.broken_collectives import sends_before_it_receives as sends_first
+
+
+class waits_for_ever(sends_first):
+    pass
+"""
+PLANNER = """
+import gradwire as gw
+from gradwire.planning.planner.wfbp import wfbp
+
+
+def doubles(profile, cluster) -> gw.Plan:
+    plan = wfbp(profile, cluster)
+    return plan.model_copy(update={"messages": (*plan.messages, *plan.messages[-1:])})
+"""
+OWN = """
+from gradwire.dsl.language import *
+from gradwire.dsl.program import Program
+
+
+class halved(Program{traits}):
+    block: int = 64
+
+    def encode(self, gradient):
+        top = reduce(map(gradient, abs), greater)
+        return concat(top=top, signs=map(gradient, lambda x: uint1(x >= 0)))
+
+    def decode(self, compressed):
+        top, signs = extract(compressed)
+        return map(signs, lambda sign: where(sign == 1, {value}, -{value}))
+"""
+
+
+def own(folder: Path, text: str) -> str:
+    path = folder / "own.py"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def rows_of(ended: Ended) -> dict[str, dict[str, Any]]:
+    return {row["law"]: row for row in json.loads(ended.out)["rows"]}
+
+
+BROKEN = [
+    (COMPRESSOR, "lossless_means_bit_equal", ", 1 elements, ", "own dtype"),
+    (EXCHANGE, "same_bits_on_every_rank", "5 ranks, 1 elements, float32, seed 5", "merge in one"),
+    (COLLECTIVE, "never_deadlocks", "2 ranks, 0 elements, float32, seed 0", "(Send(...), Recv"),
+    (PLANNER, "every_element_is_sent_once", "layers of", "cover each tensor"),
+]
+
+
+@pytest.mark.parametrize(("text", "law", "given", "remedy"), BROKEN, ids=lambda word: word[:12])
+def test_the_broken_law_its_input_and_what_to_do(
+    gradwire: Run, tmp_path: Path, text: str, law: str, given: str, remedy: str
+) -> None:
+    """The first input that shows it is named, which is among the smallest."""
+    ended = gradwire("check", own(tmp_path, text))
+    assert ended.code == 1
+    assert f"breaks {law}\n" in ended.out
+    block = next(part for part in ended.out.split("\n\n") if f"breaks {law}\n" in part)
+    told = dict(line.strip().partition(" ")[::2] for line in block.splitlines()[1:])
+    assert given in told["input"]
+    assert told["found"].strip()
+    assert told["law"].strip().endswith(".")
+    assert remedy in told["to"]
+    assert "not tried: settings other than these" in ended.out
+    assert "tried with" in ended.out
+
+
+def test_the_compressor_of_the_examples_keeps_all(gradwire: Run) -> None:
+    ended = gradwire("check", str(ROOT / "examples" / "own_compressor.py"), "--json")
+    assert ended.code == 0
+    found = rows_of(ended)
+    assert {row["verdict"] for row in found.values()} == {"holds", "not asked"}
+    assert found["unbiased"]["num_inputs"] == 0
+    assert found["residual_holds_what_is_missing"]["num_inputs"] > 30
+    assert found["nothing_is_lost_or_made"]["num_inputs"] == 9
+    assert any("not tried" in note for note in json.loads(ended.out)["notes"])
+
+
+@pytest.mark.parametrize("name", ["powersgd", "ring", "mgwfbp"])
+def test_shipped_ones_by_name_keep_all(gradwire: Run, name: str) -> None:
+    """An exchange of its own, a collective and a planner."""
+    assert gradwire("check", name).code == 0
+
+
+PAIR = gw.pair(gw.compress.topk(density=0.3), gw.collective.allgather_sparse())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "laws"),
+    [
+        (gw.compress.none(), {*compressors.LAWS, *collectives.LAWS, *exchanges.LAWS}),
+        (gw.compress.onebit(), {*programs.LAWS, *compressors.LAWS, *exchanges.LAWS}),
+        (gw.compress.topk(), {densities.law_no_more_than_stated, *compressors.LAWS}),
+        (gw.compress.powersgd(), {*collectives.OF_ANY, *exchanges.LAWS}),
+        (gw.with_error_feedback(PAIR), {*collectives.LAWS, *exchanges.LAWS}),
+        (gw.with_momentum_correction(PAIR), {*momentum.OWN, *momentum.SHARED}),
+        (gw.with_clipping(PAIR, 0.5), {*collectives.OF_ANY, *momentum.SHARED}),
+        (gw.collective.ring(), {*collectives.LAWS, *exchanges.LAWS}),
+        (wfbp, {*planners.LAWS}),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_each_kind_is_held_to_its_laws(algorithm: Any, laws: set[Any]) -> None:
+    assert laws <= {law for held in held_to(algorithm) for law in held.laws}
+
+
+def test_one_name_of_a_file_with_settings(gradwire: Run, tmp_path: Path) -> None:
+    both = PLANNER + "\n\ndef sound(profile, cluster, credit=1) -> gw.Plan:\n"
+    both += "    return wfbp(profile, cluster).model_copy(update={'credit': credit})\n"
+    path = own(tmp_path, both)
+    assert gradwire("check", path).code == 1
+    ended = gradwire("check", f"{path}:sound", "--set", "credit=2", "--json")
+    assert ended.code == 0
+    assert {row["name"] for row in json.loads(ended.out)["rows"]} == {"sound(credit=2)"}
+
+
+def test_examples_of_a_file_are_what_is_checked(tmp_path: Path) -> None:
+    text = OWN.format(traits="", value="top / 2") + "\n\nEXAMPLES = (halved(block=128),)\n"
+    path = own(tmp_path, text)
+    assert [repr(one) for one in subjects_of(path, {}, None, None)] == ["halved(block=128)"]
+    assert [one.block for one in subjects_of(path, {"block": 192}, None, None)] == [192]
+
+
+def test_what_raises_is_told_with_its_line(gradwire: Run, tmp_path: Path) -> None:
+    text = PLANNER + "\n\ndef divides(profile, cluster) -> gw.Plan:\n    return 1 / 0\n"
+    ended = gradwire("check", own(tmp_path, text) + ":divides")
+    assert ended.code == 1
+    assert "raised ZeroDivisionError at " in ended.out
+    assert "own.py:12: division by zero" in ended.out
+    assert "also    " in ended.out
+
+
+def test_the_figure_keeps_its_laws(gradwire: Run) -> None:
+    ended = gradwire("check", *FIGURE, "--trait", "unbiased", "--json")
+    assert ended.code == 0
+    found = rows_of(ended)
+    assert found["contraction"]["verdict"] == "not asked"
+    assert found["unbiased"]["verdict"] == "holds"
+    assert found["compiled_as_interpreted"]["verdict"] in ("holds", "not asked")
+
+
+@pytest.mark.parametrize(
+    ("value", "traits", "broken"),
+    [
+        ("top * 2", ", contraction=True", "contraction"),
+        ("top / 2", ", unbiased=True", "unbiased"),
+        ("0.0", "", "non_finite_is_visible"),
+    ],
+)
+def test_a_programs_broken_promise_is_code_1(
+    gradwire: Run, tmp_path: Path, value: str, traits: str, broken: str
+) -> None:
+    path = own(tmp_path, OWN.format(value=value, traits=traits))
+    ended = gradwire("check", path, "--json")
+    assert ended.code == 1
+    found = rows_of(ended)
+    assert found[broken]["verdict"] == "broken"
+    assert "elements" in found[broken]["given"]
+    assert found["compiled_as_interpreted"]["verdict"] != "broken"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("terngard",), "did you mean 'terngrad'"),
+        ((ENCODE, "--set", "bitwidth=2"), "pass decode's text too"),
+        ((*FIGURE, "--trait", "unbaised"), "unbaised"),
+        (("tbq", "--trait", "unbiased"), "given with a .compll"),
+        (("tbq", "--set", "level=3"), "there are: block, threshold"),
+        (("nowhere.compll",), "a file that can be read"),
+        (("nowhere.py",), "a file that runs"),
+    ],
+)
+def test_a_users_mistake_is_code_2(gradwire: Run, words: tuple[str, ...], message: str) -> None:
+    ended = gradwire("check", *words)
+    assert ended.code == 2
+    assert message in ended.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import gradwire", "one that defines a compressor, an exchange, a collective or"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("def f(:", "SyntaxError"),
+        ("raise SystemExit(0)", "SystemExit"),
+        (OWN.format(value="top if sign else 0", traits=""), "own.py:15: a branch on a value"),
+    ],
+)
+def test_a_file_with_nothing_to_check_is_code_2(
+    gradwire: Run, tmp_path: Path, text: str, message: str
+) -> None:
+    ended = gradwire("check", own(tmp_path, text))
+    assert ended.code == 2
+    assert message in ended.err
+
+
+def test_a_name_that_is_not_in_the_file_is_code_2(gradwire: Run, tmp_path: Path) -> None:
+    ended = gradwire("check", own(tmp_path, PLANNER) + ":double")
+    assert ended.code == 2
+    assert "did you mean 'doubles'" in ended.err
+
+
+def test_a_text_that_is_not_utf_8_is_code_2(gradwire: Run, tmp_path: Path) -> None:
+    path = tmp_path / "own.compll"
+    path.write_bytes(b"\xff\xfe")
+    ended = gradwire("check", str(path))
+    assert ended.code == 2
+    assert "UTF-8" in ended.err

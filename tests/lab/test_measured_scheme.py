@@ -1,0 +1,141 @@
+"""A scheme is chosen once, from what all ranks know, and nothing is lost before or after."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.contract import Member, State
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.verbs import Steps
+from gradwire.errors import Deadlock, InvalidSetting
+from gradwire.exchange.by_name import run_local
+from gradwire.exchange.counted import LOSSLESS
+from gradwire.exchange.error_feedback import ErrorFeedback
+from gradwire.exchange.local import drive
+from gradwire.exchange.pair import Pair
+from gradwire_lab.exchange.measured_scheme import MeasuredScheme, scheme_of, with_measured_scheme
+from gradwire_lab.laws import collectives, exchanges, many_steps
+from gradwire_lab.laws.cases import FEW, Case
+
+WORLD, NUMEL = 8, 400_000
+
+
+def measured(codec: Any, num_steps: int = 2) -> MeasuredScheme:
+    made = with_measured_scheme(gw.pair(codec, gw.collective.allgather_sparse()), num_steps=2)
+    assert isinstance(made, MeasuredScheme)
+    return replace(made, num_steps=num_steps)
+
+
+def taken(rank: int, *, shared: bool, count: int = 8000) -> Tensor:
+    """A gradient that is not zero at ``count`` elements: the same ones on all ranks, or its own."""
+    grad_N = torch.zeros(NUMEL)
+    first = 0 if shared else rank * count
+    grad_N[first : first + count] = 1.0 + rank
+    return grad_N
+
+
+def ways(
+    exchange: gw.Exchange, grads: list[Tensor], num_steps: int
+) -> tuple[list[list[str | None]], list[State]]:
+    """The ways of all ranks by step, and their states at the end."""
+    world = len(grads)
+    members = [Member(rank, world) for rank in range(world)]
+    states = [exchange.init(TensorSpec("", len(grads[0])), world) for _ in grads]
+    found = []
+    for _ in range(num_steps):
+        texts = [
+            exchange.synchronise(*given, torch.empty_like(given[2]))
+            for given in zip(members, states, grads, strict=True)
+        ]
+        states = list(drive(texts, seed=3).results)
+        found.append([member.way for member in members])
+    return found, states
+
+
+@pytest.mark.parametrize(("shared", "scheme"), [(True, "sparcml"), (False, "zen")])
+def test_overlap_decides_once_it_is_known(shared: bool, scheme: str) -> None:
+    grads = [taken(rank, shared=shared) for rank in range(WORLD)]
+    found, states = ways(measured(gw.compress.nonzero()), grads, 4)
+    assert found == [["allgather_sparse"] * WORLD] * 2 + [[scheme] * WORLD] * 2
+    steps, own, merged = states[0].noted_T[0].tolist()
+    assert (steps, own) == (2.0, pytest.approx(2 * 8000 / NUMEL))
+    assert merged == pytest.approx(own * (1 if shared else WORLD))
+    assert all(torch.equal(state.noted_T[0], states[0].noted_T[0]) for state in states)
+
+
+def test_the_rank_that_takes_most_counts() -> None:
+    grads = [taken(rank, shared=True, count=1000 * (rank + 1)) for rank in range(3)]
+    _, states = ways(measured(gw.compress.nonzero()), grads, 2)
+    assert [float(state.noted_T[0][1]) for state in states] == [pytest.approx(2 * 3000 / NUMEL)] * 3
+
+
+def test_choices_are_those_of_the_formulas() -> None:
+    names = {scheme.__name__.removesuffix("_cost") for scheme in LOSSLESS}
+    found = {
+        scheme_of(count, NUMEL, 1, torch.float32, growth, world)
+        for count in (0, 10, 40_000)
+        for growth in (0.0, 1.0, 8.0)
+        for world in (2, 8, 16)
+    }
+    assert found == names
+    assert scheme_of(0, 0, 1, torch.float32, 0.0, 4) in names
+
+
+class Selfish(MeasuredScheme):
+    """Notes what its own rank took, which the others do not know."""
+
+    def _note(
+        self, me: Member, noted_T: tuple[Tensor, ...], noted: Tensor, grad_N: Tensor
+    ) -> Steps[None]:
+        assert me.selection is not None
+        own = me.selection.selected / grad_N.numel()
+        noted_T[0].copy_(noted + torch.tensor([1.0, own, me.selection.arrived / grad_N.numel()]))
+        yield from ()
+
+
+def test_a_choice_of_one_rank_alone_is_caught() -> None:
+    grads = [taken(rank, shared=True, count=(5, 100_000)[rank % 2]) for rank in range(WORLD)]
+    sound = measured(gw.compress.nonzero(), num_steps=1)
+    ways(sound, grads, 2)
+    with pytest.raises(Deadlock):
+        ways(Selfish(sound.inner, 1), grads, 2)
+
+
+def test_scheme_of_a_prediction_follows_from_the_spec() -> None:
+    exchange = measured(gw.compress.topk(density=0.01))
+    spec = TensorSpec("", NUMEL)
+    assert exchange.wire_bytes(spec, 8) is None
+    assert exchange.wire_bytes(spec, 1) == [0]
+    name = scheme_of(4000, NUMEL, 1, torch.float32, 0.0, 8)
+    made = gw.pair(gw.compress.topk(density=0.01), getattr(gw.collective, name)())
+    assert exchange.expected_bytes(spec, 8) == made.expected_bytes(spec, 8)
+
+
+def test_state_is_once_for_each_tensor_and_the_furthest_counts() -> None:
+    exchange = measured(gw.compress.topk(density=0.1))
+    spec = TensorSpec("", 6, shapes=((4,), (2,)))
+    state = exchange.init(spec, 2)
+    assert len(state.noted_T) == 2
+    grads = [torch.arange(6.0), -torch.arange(6.0)]
+    states = [state, exchange.init(spec, 2)]
+    for own in states:
+        own.noted_T[1].copy_(torch.tensor([5.0, 0.5, 0.5]))
+    after = [state for *_, state in run_local(exchange, grads, states)]
+    assert float(after[0].noted_T[1][0]) == 5.0, "all steps were measured"
+
+
+def test_error_feedback_stays_outermost_and_what_has_no_entries_is_refused() -> None:
+    made = with_measured_scheme(gw.compress.topk(density=0.1))
+    assert isinstance(made, ErrorFeedback)
+    assert isinstance(made.inner, MeasuredScheme)
+    assert isinstance(made.inner.inner, Pair)
+    sparse = gw.pair(gw.compress.topk(), gw.collective.omnireduce())
+    for wrong in (gw.compress.onebit(), gw.compress.cltk(), sparse):
+        with pytest.raises(InvalidSetting, match="allgather_sparse, zen or sparcml"):
+            with_measured_scheme(wrong)

@@ -1,0 +1,173 @@
+"""tune: never worse than the defaults, the same for a seed, quiet, and clear about its mistakes."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import random
+import sys
+from functools import partial
+
+import optuna
+import pytest
+
+from gradwire_lab.laws.inputs import profile_of
+from gradwire.contract.registry import load, names
+from gradwire.errors import InvalidSetting
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.bytescheduler import bytescheduler
+from gradwire.planning.planner.usbyte_extended import usbyte_extended
+from gradwire.planning.price import iteration_s
+from gradwire.planning.settings import settings_of
+from gradwire.planning.settings import WholeNumbers
+from gradwire_lab.planning.tune import search_space, tune
+from tests.planning.profiles import TEN_GBIT, exact_cluster, random_instance
+
+EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
+SMALL = profile_of(*[([2**18 << place], 2e-3, 4e-3) for place in range(5)])
+"""Layers of 1 to 16 MiB."""
+
+
+@pytest.mark.parametrize("name", names("planner"))
+def test_search_holds_settings_and_their_defaults(name: str) -> None:
+    planner = load("planner", name)
+    space = search_space(planner)
+    assert set(space) <= set(settings_of(planner) or ())
+    for setting, values in space.items():
+        default = inspect.signature(planner).parameters[setting].default
+        assert values.low <= default <= values.high
+
+
+SLOW = ("secopa",)
+"""Planners of which each try is simulated with all ranks."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+        for name in names("planner")
+    ],
+)
+def test_tuned_is_never_worse_than_the_defaults(name: str) -> None:
+    draw = random.Random(5)
+    for _ in range(5):
+        profile, cluster, _ = random_instance(draw, draw.randint(2, 8))
+        tuned = tune(name, profile, cluster, trials=6)
+        default = load("planner", name)(profile, cluster)
+        assert iteration_s(tuned, profile, cluster) <= iteration_s(default, profile, cluster)
+
+
+def test_the_search_finds_what_the_defaults_miss() -> None:
+    """Cut into blocks of 4 MiB, a layer of 64 MiB pays a dear latency eight times over."""
+    profile = profile_of(([2**20], 0.5, 0.5), ([2**24], 0.5, 0.5))
+    cluster = exact_cluster(hop_s=2**-3, rate=2.0**28)
+    default = bytescheduler(profile, cluster)
+    tuned = tune("bytescheduler", profile, cluster)
+    gained = iteration_s(default, profile, cluster) / iteration_s(tuned, profile, cluster)
+    assert gained > 1.1
+    assert len(tuned.messages) < len(default.messages)
+
+
+def test_the_same_seed_gives_the_same_plan_and_others_try_other_settings() -> None:
+    tried: list[list[object]] = []
+
+    def recorded(plan: Plan) -> float:
+        tried[-1].append(plan.settings)
+        return iteration_s(plan, SMALL, EIGHT)
+
+    plans = []
+    for seed in (3, 3, 4):
+        tried.append([])
+        found = tune("bytescheduler", SMALL, EIGHT, objective=recorded, trials=12, seed=seed)
+        plans.append(found)
+    assert plans[0] == plans[1]
+    assert tried[0] == tried[1] != tried[2]
+    assert tried[0][0] == bytescheduler(SMALL, EIGHT).settings
+
+
+def test_an_objective_of_ones_own_decides_and_is_asked_once_a_setting() -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def most_messages(plan: Plan) -> float:
+        asked.append(tuple(plan.settings.values()))
+        return -len(plan.messages)
+
+    plan = tune("bytescheduler", SMALL, EIGHT, objective=most_messages, trials=25)
+    assert len(asked) == len(set(asked)) <= 25
+    assert len(plan.messages) > len(bytescheduler(SMALL, EIGHT).messages)
+
+
+def test_bound_settings_stay() -> None:
+    planner = partial(partial(usbyte_extended, trials=0), credit=1)
+    assert list(search_space(planner)) == ["basic_partition_bytes"]
+    plan = tune(planner, SMALL, EIGHT, trials=8)
+    assert (plan.settings["credit"], plan.settings["trials"]) == (1, 0)
+
+
+def test_a_planner_without_search_is_its_plan_and_needs_no_optuna(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def mine(profile: Profile, cluster: Cluster) -> Plan:
+        return bytescheduler(profile, cluster, credit=3)
+
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert tune(mine, SMALL, EIGHT) == bytescheduler(SMALL, EIGHT, credit=3)
+    assert tune("wfbp", SMALL, EIGHT) == load("planner", "wfbp")(SMALL, EIGHT)
+
+
+def test_optuna_says_nothing_and_speaks_as_before_afterwards(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before = optuna.logging.get_verbosity()
+    try:
+        optuna.logging.set_verbosity(logging.INFO)
+        capfd.readouterr()
+        tune("bytescheduler", SMALL, EIGHT, trials=4)
+        assert capfd.readouterr() == ("", "")
+        assert optuna.logging.get_verbosity() == logging.INFO
+        with pytest.raises(ZeroDivisionError):
+            tune("bytescheduler", SMALL, EIGHT, objective=lambda plan: 1 / 0)
+        assert optuna.logging.get_verbosity() == logging.INFO
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+@pytest.mark.parametrize("result", [math.nan, None, "fast"])
+def test_an_objective_that_gives_no_number(result: float) -> None:
+    with pytest.raises(InvalidSetting, match="for a plan of 'bytescheduler' must be a number"):
+        tune("bytescheduler", SMALL, EIGHT, objective=lambda plan: result)
+
+
+def test_infinity_is_never_chosen() -> None:
+    def only_one_at_a_time(plan: Plan) -> float:
+        return 1.0 if plan.credit == 1 else math.inf
+
+    plan = tune("bytescheduler", SMALL, EIGHT, objective=only_one_at_a_time, trials=30)
+    assert plan.credit == 1
+
+
+def test_where_all_are_infinite_any_will_do() -> None:
+    plan = tune("bytescheduler", SMALL, EIGHT, objective=lambda plan: math.inf, trials=3)
+    assert sum(chunk.numel for message in plan.messages for chunk in message.chunks) == sum(
+        tensor.numel for layer in SMALL.layers for tensor in layer.tensors
+    )
+
+
+def narrow(profile: Profile, cluster: Cluster, *, partition_bytes: int = 2**16) -> Plan:
+    """A planner that refuses its own default, and all that is below 1 MiB."""
+    if partition_bytes < 2**20:
+        raise InvalidSetting("partition_bytes must be 1 MiB or more")
+    return bytescheduler(profile, cluster, partition_bytes=partition_bytes)
+
+
+def test_settings_that_the_planner_refuses_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of the default either: the search may find others, or says why it does not."""
+    space = {"partition_bytes": WholeNumbers(2**16, 2**23, logarithmic=True)}
+    monkeypatch.setattr(inspect.getmodule(narrow), "SEARCH", space, raising=False)
+    assert int(tune(narrow, SMALL, EIGHT, trials=12).settings["partition_bytes"]) >= 2**20
+    with pytest.raises(InvalidSetting, match="1 MiB or more"):
+        tune(narrow, SMALL, EIGHT, trials=1)
