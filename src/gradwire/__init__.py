@@ -9,8 +9,7 @@ from typing import Any
 
 from .version import __version__ as __version__
 
-_PATHS = """
-    contract.Compressor contract.Exchange contract.Layout contract.Traits
+_PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Traits
     contract.collective.Collective contract.payload.Field contract.payload.Format
     contract.payload.Payload contract.spec.TensorSpec contract.trace.span.Span
     contract.trace.span.Trace errors.InvalidSetting errors.LoopMistake errors.RankFailed
@@ -34,8 +33,8 @@ _MODULES = {
     "planner": "planning.planner",
 }
 _HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
-_OTHERS = ["collective", "compress", "errors", "with_measured_scheme"]
-__all__ = ["__version__", *_OTHERS, *_MODULES, *_HOME_OF]
+__all__ = ["__version__", "collective", "compress", "errors", "with_measured_scheme"]
+__all__ += [*_MODULES, *_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,6 @@ from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Member, State
 from gradwire.contract.collective import Collective
-from gradwire_lab.laws.inputs import profile_of
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.hosts import with_hosts
@@ -26,6 +25,7 @@ from gradwire.exchange.pair import pair
 from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire_lab.laws.inputs import profile_of
 from tests.planning.clock.test_computes import computes
 from tests.planning.profiles import exact_cluster
 

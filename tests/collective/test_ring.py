@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.collective.casync_ring import casync_ring
-from gradwire.collective.casync_ring import staggered
+from gradwire.collective.casync_ring import casync_ring, staggered
 from gradwire.compress.none import none
 from gradwire.contract.verbs import Compute, Recv, Send
 from gradwire.exchange.by_name import texts

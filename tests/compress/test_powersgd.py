@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import gradwire as gw
-from gradwire_lab.laws.tolerance import same_bits
 from gradwire.dsl import lowrank as factors
 from gradwire.exchange.by_name import exchange_for
+from gradwire_lab.laws.tolerance import same_bits
 from tests.compress.test_support import Shapes, draw, spec_of
 from tests.strategies import bounded
 

@@ -19,14 +19,14 @@ from gradwire.compress.selective.choice import SMALL, Choice, choose
 from gradwire.compress.selective.mixed import Mixed
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Member
-from gradwire_lab.laws import collectives, exchanges, many_steps
-from gradwire_lab.laws.cases import Case
-from gradwire_lab.laws.tolerance import same_bits
 from gradwire.contract.payload import Payload
 from gradwire.contract.registry import load
 from gradwire.errors import RanksDiffer
 from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.local import drive
+from gradwire_lab.laws import collectives, exchanges, many_steps
+from gradwire_lab.laws.cases import Case
+from gradwire_lab.laws.tolerance import same_bits
 from tests.strategies import bounded
 
 SPARSIFIERS = ("topk", "dgc", "graddrop", "gaussiank", "redsync", "sidco")

@@ -16,10 +16,10 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.compress.deft.support import SharedSupport
 from gradwire.contract import Layout, Member, Selection, Traits
-from gradwire_lab.laws.tolerance import same_bits
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive
+from gradwire_lab.laws.tolerance import same_bits
 from tests.compress.allocations import Allocations
 from tests.strategies import bounded
 

@@ -9,10 +9,10 @@ import torch
 
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
-from gradwire_lab.laws.tolerance import same_bits
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.build import Built
 from gradwire.kernels import compiler
+from gradwire_lab.laws.tolerance import same_bits
 
 
 def test_buffers_are_used_where_given() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire_lab.laws.densities import drawn
 from gradwire_lab.compress.gaussiank import gaussiank
+from gradwire_lab.laws.densities import drawn
 
 
 def num_sent(grad_N, **settings):

@@ -20,8 +20,6 @@ from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme, scheme_of, with_measured_scheme
-from gradwire_lab.laws import collectives, exchanges, many_steps
-from gradwire_lab.laws.cases import FEW, Case
 
 WORLD, NUMEL = 8, 400_000
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradwire.compress.topk import topk
-from gradwire_lab.laws.densities import KINDS, drawn
 from gradwire_lab.compress.redsync import redsync
+from gradwire_lab.laws.densities import KINDS, drawn
 
 
 def sent(grad_N, **settings):

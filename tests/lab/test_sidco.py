@@ -7,9 +7,9 @@ from math import log
 import pytest
 import torch
 
-from gradwire_lab.laws.densities import KINDS, drawn
 from gradwire_lab.compress._magnitudes import Magnitudes
 from gradwire_lab.compress.sidco import sidco
+from gradwire_lab.laws.densities import KINDS, drawn
 
 NUMEL = 200_000
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gradwire.contract import Layout
 from gradwire.contract.spec import TensorSpec
-from gradwire_lab import library
 from gradwire.dsl.language import (
     Compressed,
     Scalar,

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire_lab.laws.inputs import make_gradient
 from gradwire.contract.spec import TensorSpec
 from gradwire_lab.compress.threelc import threelc
+from gradwire_lab.laws.inputs import make_gradient
 from tests.compress.quantisers import decoded
 
 

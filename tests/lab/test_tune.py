@@ -12,7 +12,6 @@ from functools import partial
 import optuna
 import pytest
 
-from gradwire_lab.laws.inputs import profile_of
 from gradwire.contract.registry import load, names
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.cluster import Cluster
@@ -21,8 +20,8 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.bytescheduler import bytescheduler
 from gradwire.planning.planner.usbyte_extended import usbyte_extended
 from gradwire.planning.price import iteration_s
-from gradwire.planning.settings import settings_of
-from gradwire.planning.settings import WholeNumbers
+from gradwire.planning.settings import WholeNumbers, settings_of
+from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planning.tune import search_space, tune
 from tests.planning.profiles import TEN_GBIT, exact_cluster, random_instance
 

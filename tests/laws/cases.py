@@ -10,10 +10,10 @@ from gradwire import compress
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Collective, Compressor, Exchange
-from gradwire_lab.laws.cases import FEW, Case
 from gradwire.contract.registry import examples
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair, suited
+from gradwire_lab.laws.cases import FEW, Case
 
 ALWAYS = Case(world=3, numel=300, seed=3)
 """Every exchange is held to every law with this one, in a slow test."""

@@ -10,11 +10,11 @@ import pytest
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Exchange
+from gradwire.exchange.error_feedback import feedback_refusal
+from gradwire.exchange.pair import Pair
 from gradwire_lab.laws import bounded, collectives, growth, many_steps
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.exchanges import LAWS
-from gradwire.exchange.error_feedback import feedback_refusal
-from gradwire.exchange.pair import Pair
 from tests.laws.cases import ALWAYS, kind_of, name_of, other_ways, own_exchanges, pairs, rotated
 
 EXCHANGES: tuple[Exchange, ...] = (*other_ways(), *pairs(), *own_exchanges())

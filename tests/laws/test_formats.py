@@ -11,16 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire_lab.laws.tolerance import same_bits
 from gradwire.contract.registry import examples
 from gradwire.kernels.build import reference_only
-from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.entries import Entries, parts_of
 from gradwire.kernels.sparse.formats.elias_fano import elias_fano
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
-from gradwire.kernels.sparse.entries import parts_of
 from gradwire.kernels.sparse.permutation import Permutation
+from gradwire_lab.laws.tolerance import same_bits
 from tests.kernels.vectors import num_threads
 from tests.laws import broken_formats as broken
 from tests.laws import format_laws as laws

@@ -16,11 +16,11 @@ from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.contract import Exchange
-from gradwire_lab.laws.bounded import law_means_follow_the_dense_mean
-from gradwire_lab.laws.cases import LARGE
 from gradwire.contract.registry import examples
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair
+from gradwire_lab.laws.bounded import law_means_follow_the_dense_mean
+from gradwire_lab.laws.cases import LARGE
 from tests.laws import broken_collectives, broken_compressors
 from tests.laws.broken import _with
 from tests.laws.cases import compressors, kind_of, name_of, own_exchanges

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_lab.laws.inputs import profile_of
 from gradwire.planning import catalogue
 from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.clock.timeline import simulate
@@ -18,6 +17,7 @@ from gradwire.planning.data.plan import DENSE, Plan, PlannedMessage
 from gradwire.planning.data.profile import GradientDType, Profile
 from gradwire.planning.fusion import NOTHING
 from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
+from gradwire_lab.laws.inputs import profile_of
 from tests.laws.sim_laws import law_one_rank_stands_for_all
 from tests.planning.profiles import profiles
 from tests.strategies import bounded

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire.planning import catalogue
 from gradwire.planning.buckets import buckets, merged_buckets
 from gradwire.planning.check import check
@@ -25,6 +24,7 @@ from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner.usbyte_extended import usbyte_extended
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.planning.tune import search_space, tune
 from tests.planning.profiles import (
     TEN_GBIT,
