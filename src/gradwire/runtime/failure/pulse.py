@@ -156,13 +156,14 @@ class Pulse:
         on_alarm: Callable[[Alarm], None],
         on_lost: Callable[[], None],
         on_error: Callable[[BaseException], None],
+        waits: Callable[[], bool] = lambda: False,
     ) -> None:
         self._name = name
         self._store: Any = None
         self.rank, self._world = rank, world
         self._on_alarm, self._on_lost, self._on_error = on_alarm, on_lost, on_error
         self.place = Place(0, 0, 0)
-        self.waits: Callable[[], bool] = lambda: False
+        self.waits = waits
         self._beat = 0
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()

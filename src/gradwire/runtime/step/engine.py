@@ -98,13 +98,8 @@ class Engine:
         self._manager = TaskManager(
             own, spare=spare, observe=self._observe, on_error=self._task_failed
         )
-        self._pulse = (
-            Pulse(name, self.rank, self.world, self._alarmed, self._lose_store, self._fail)
-            if name
-            else None
-        )
-        if self._pulse is not None:
-            self._pulse.waits = self._waits
+        calls = self._alarmed, self._lose_store, self._fail, self._waits
+        self._pulse = Pulse(name, self.rank, self.world, *calls) if name else None
         try:
             self._open(Among.RANKS, who, count)
             if count and self.rank == 0:
