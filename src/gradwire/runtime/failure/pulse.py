@@ -184,6 +184,7 @@ class Pulse:
         self.roll_call.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(PATIENCE_S)
+            self.roll_call.close()  # if the thread has opened the door meanwhile
         if not self._thread.is_alive():
             self._store = None  # Gives the connection back.
 
