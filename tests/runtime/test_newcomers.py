@@ -18,8 +18,9 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract.verbs import AllReduce, Compute, Steps
-from gradwire.errors import RankFailed, RanksDiffer
+from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.elastic import rejoin
+from gradwire.runtime.elastic.heal import receive
 from gradwire.runtime.elastic.rejoin import Lookout, Newcomer, Offer, come_together
 from gradwire.runtime.failure import pulse, shrink
 from gradwire.runtime.failure.membership import Membership
@@ -119,6 +120,34 @@ def test_a_newcomer_that_falls_silent_stays_out(
         assert time.monotonic() - start_s < LIMIT.total_seconds() / 2
     finally:
         over.set()
+
+
+class ClosesSlowly(Engine):
+    """An engine whose rank says nothing for a while after it has closed its connections."""
+
+    def close(self) -> None:
+        super().close()
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize("refuses", [0, 1], ids=["rank 0", "the newcomer"])
+def test_all_hear_the_reason_and_not_that_a_connection_closed(store: Any, refuses: int) -> None:
+    offer = Offer(1, [0, 1], 7)
+
+    def connect(who: Membership) -> Engine:
+        kind = ClosesSlowly if who.rank == refuses else Engine
+        return kind(who, num_channels=1, timeout=LIMIT, on_span=lambda span: None)
+
+    def heal(engine: Engine) -> None:
+        if engine.rank == refuses:
+            raise InvalidSetting("it cannot be")
+        receive(refuses, engine.routes.first_channel)
+
+    def admit(rank: int) -> Any:
+        return come_together(offer, connect, heal, LIMIT, None if rank else Old(rank))  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor() as pool:
+        assert [*pool.map(admit, range(2))] == ["InvalidSetting: it cannot be"] * 2
 
 
 NUM_STEPS = 3

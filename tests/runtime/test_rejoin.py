@@ -316,9 +316,7 @@ def test_nobody_comes_in_who_could_not_have_the_same_bits(
     assert_alike(found)
     assert [one.lost for one in found] == [[], []]
     (text,) = answers(newcomers[0])
-    # On a busy machine the refusing rank may have closed its connection before it is read.
-    assert text.startswith("RankFailed: this process did not come in: ")
-    assert f"InvalidSetting: {why}" in text or "gloo" in text
+    assert text.startswith(f"RankFailed: this process did not come in: InvalidSetting: {why}")
 
 
 def goes_on_elsewhere(rank: int, world: int, port: int, plan: Plan) -> Report:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -125,21 +125,19 @@ def come_together(
         if old is not None and old.rank == 0:
             _meeting_place().set(f"{offer.number}/offer", json.dumps(offer[1:]))
         engine = connect(who)
-        try:
-            group = open_group(who, timeout)
-            heal(engine)
-        except BaseException:
-            engine.close()
-            raise
+        opened.callback(engine.close)
+        group = open_group(who, timeout)
+        heal(engine)
         return engine, group
 
-    working = in_background(work)
-    verdict = _bounded(lambda store: _judged(store, offer, who, working, timeout, old), timeout)
-    if verdict == _GO:
-        engine, group = working.result()
-        return engine, group
-    working.add_done_callback(lambda done: done.exception() or done.result()[0].close())
-    return str(verdict)
+    opened, verdict = ExitStack(), ""
+    working: Future[tuple[Engine, Group]] = in_background(work)
+    try:
+        verdict = _bounded(lambda store: _judged(store, offer, who, working, timeout, old), timeout)
+    finally:
+        if verdict != _GO:  # whoever saw the connections close before would give that as the reason
+            working.add_done_callback(lambda _: opened.close())
+    return working.result() if verdict == _GO else verdict
 
 
 def _judged(
