@@ -55,9 +55,7 @@ from gradwire_bench.testbed.hosts import available
 if find_spec("triton") is not None and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        import gradwire.dsl.gpu.device
-        import gradwire.dsl.gpu.runs_device
-        import gradwire.kernels.sparse.gpu.device  # noqa: F401
+        import gradwire_lab.dsl.runs_device  # noqa: F401
 
 settings.register_profile("gradwire", derandomize=True, deadline=None, database=None)
 settings.load_profile("gradwire")

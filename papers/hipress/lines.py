@@ -22,8 +22,8 @@ from typing import Any
 from gradwire import compress
 from gradwire.contract.registry import load
 from gradwire.dsl.program import Program
+from gradwire_lab.dsl.lowrank import low_rank
 from gradwire_lab.library import zero_run
-from gradwire_lab.library.lowrank import low_rank
 
 from ..frame import Ask, Claim, Findings, Row
 

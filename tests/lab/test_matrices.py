@@ -14,10 +14,10 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire_lab.compll_text.compile import compile_text
+from gradwire_lab.dsl.lowrank import MatrixProgram, low_rank
+from gradwire_lab.dsl.matrices import Matrix, decomp, matmul, orthogonal
 from gradwire_lab.laws.subjects import check, held_to
 from gradwire_lab.laws.tolerance import same_bits
-from gradwire_lab.library.lowrank import MatrixProgram, low_rank
-from gradwire_lab.library.matrices import Matrix, decomp, matmul, orthogonal
 
 Pair = tuple[Matrix, Matrix]
 

@@ -122,7 +122,7 @@ def layout_of(spec: TensorSpec, ranks: tuple[int, ...]) -> FactorLayout:
 def first_bases(
     shapes: Sequence[tuple[int, ...]], seed: int, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
-    """The starts of the first step: each follows from its shape alone, so fusing changes nothing."""
+    """First starts: each follows from its shape alone, so fusing changes nothing."""
     made = [torch.empty(shape, dtype=working_dtype(dtype)) for shape in shapes]
     return tuple(one.normal_(generator=torch.Generator().manual_seed(seed)) for one in made)
 

@@ -391,6 +391,12 @@ class Traced:
         )
 
     @cached_property
+    def coding(self) -> Any:
+        """The coding of the field that has a coder (``symbols.Coded``); None where none has."""
+        coded = (buffer.coder.coding(buffer, self.block) for buffer in self.buffers if buffer.coder)
+        return next(coded, None)
+
+    @cached_property
     def shares_scale(self) -> bool:
         """Whether elements are decoded with numbers that others are decoded with too."""
         return any(buffer.extent < Extent.ELEMENT for buffer in self.buffers)

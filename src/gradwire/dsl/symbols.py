@@ -288,7 +288,12 @@ class Vector(Symbol):
 
 
 class Coded(Symbol):
-    """A vector of all elements that is to travel through a coder (coders.py)."""
+    """A vector of all elements whose packed bytes are to travel through another package's coder.
+
+    ``coder.coding(field, block)`` is what generated.py asks: ``format`` and ``received`` are of
+    payloads that travel, ``encode`` and ``decode`` lead from the kernels' payload to those and
+    back. ``coder.library()`` compiles what it needs. A field NAME has NAME_lengths beside it.
+    """
 
     __slots__ = ("coder", "node")
     __hash__ = Symbol.__hash__

@@ -32,10 +32,18 @@ def libraries() -> tuple[str, ...]:
 
 
 def load_library(
-    name: str, on_build: Callable[[Path], None] = lambda folder: None
+    name: str, on_build: Callable[[Path], None] = lambda folder: None, folder: Path = _SOURCES
 ) -> ctypes.CDLL | None:
-    """The compiled csrc/``name``.cpp, or None where the torch reference has to serve."""
-    return load_compiled(source(name), on_build)
+    """The compiled ``name``.cpp of csrc/, or of another package's ``folder``, which includes the
+    same headers; None where the torch reference has to serve."""
+    return load_compiled(source(name, folder), on_build)
+
+
+def run(function: Callable[..., int], *operands: torch.Tensor | float | None) -> int:
+    """Calls a kernel: tensors as addresses of their first element, None as NULL, numbers as they
+    are, and behind them the number of threads."""
+    given = (one.data_ptr() if isinstance(one, torch.Tensor) else one for one in operands)
+    return function(*given, torch.get_num_threads())
 
 
 def backend() -> Literal["cpp", "reference"]:
@@ -65,9 +73,9 @@ def backend() -> Literal["cpp", "reference"]:
 
 
 @functools.cache
-def source(name: str) -> CppSource:
-    """The text of csrc/``name``.cpp."""
-    return CppSource(name, (_SOURCES / f"{name}.cpp").read_text(encoding="utf-8"), _SOURCES)
+def source(name: str, folder: Path = _SOURCES) -> CppSource:
+    """The text of ``name``.cpp, of csrc/ or of another package's folder."""
+    return CppSource(name, (folder / f"{name}.cpp").read_text(encoding="utf-8"), _SOURCES)
 
 
 # ---- whether kernels for a GPU can be made here ------------------------------------------------

@@ -96,8 +96,8 @@ def _types(kernel: Kernel) -> dict[str, str]:
 
 def _written() -> Iterator[Launch]:
     """The kernels that are written by hand."""
-    from gradwire.dsl.gpu import runs_device
     from gradwire.kernels.sparse.gpu import device
+    from gradwire_lab.dsl import runs_device
 
     pointers = {"plain": "*u8", "coded": "*u8"}
     pointers |= dict.fromkeys(("single", "run", "lengths", "starts"), "*i64")

@@ -122,7 +122,7 @@ def _shipped(name: str) -> Any:
 
 def _check_no_matrices(name: str, values: Iterable[object]) -> None:
     """Refuses a program of matrices, which has no kernels of its own."""
-    from gradwire_lab.library.lowrank import MatrixProgram
+    from gradwire_lab.dsl.lowrank import MatrixProgram
 
     if any(isinstance(value, type) and issubclass(value, MatrixProgram) for value in values):
         accepted = "a program that becomes C++ or Triton; torch carries those of matrices out"

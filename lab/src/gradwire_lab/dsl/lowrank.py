@@ -272,7 +272,7 @@ class MatrixProgram(Exchange):
     first step. A tensor is factorised where what travels of it is shorter than it is; others stay
     dense. The start's columns are scaled to a largest element of 1 between steps.
 
-    >>> from gradwire_lab.library.matrices import decomp, matmul
+    >>> from gradwire_lab.dsl.matrices import decomp, matmul
     >>> class twice(MatrixProgram):
     ...     "Two steps of subspace iteration in each step of training, of four all-reduces."
     ...
