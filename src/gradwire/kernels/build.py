@@ -39,13 +39,6 @@ def load_library(
     return load_compiled(source(name, folder), on_build)
 
 
-def run(function: Callable[..., int], *operands: torch.Tensor | float | None) -> int:
-    """Calls a kernel: tensors as addresses of their first element, None as NULL, numbers as they
-    are, and behind them the number of threads."""
-    given = (one.data_ptr() if isinstance(one, torch.Tensor) else one for one in operands)
-    return function(*given, torch.get_num_threads())
-
-
 def backend() -> Literal["cpp", "reference"]:
     """The implementation that serves float32 on the CPU; compiles all kernels if none is cached.
 
@@ -100,8 +93,10 @@ def has_triton() -> bool:
 INT32_MAX = 2**31 - 1
 
 
-def check_vector(name: str, tensor: torch.Tensor, numel: int, *dtypes: torch.dtype) -> None:
+def check_vector(name: str, tensor: torch.Tensor | None, numel: int, *dtypes: torch.dtype) -> None:
     """Raises InvalidSetting unless this is a contiguous vector of ``numel`` and a listed dtype."""
+    if tensor is None:
+        return
     if tensor.dim() != 1 or tensor.numel() != numel or not tensor.is_contiguous():
         raise invalid(
             name,
@@ -123,12 +118,5 @@ def check_floating(name: str, tensor: torch.Tensor) -> None:
 
 def serves_cpp(*tensors: torch.Tensor | None) -> bool:
     """Whether these floating operands are what the C++ takes: float32 on the CPU."""
-    return all(
-        tensor is None or (tensor.dtype == torch.float32 and tensor.device.type == "cpu")
-        for tensor in tensors
-    )
-
-
-def address(tensor: torch.Tensor | None) -> int | None:
-    """The address of a tensor's first element as a kernel takes it; None is NULL."""
-    return None if tensor is None else tensor.data_ptr()
+    found = [one is None or (one.dtype == torch.float32 and one.is_cpu) for one in tensors]
+    return all(found)  # a generator costs as much as the kernel of a short vector

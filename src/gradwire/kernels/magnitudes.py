@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import invalid
-from .build import INT32_MAX, address, check_floating, check_vector, load_library, serves_cpp
+from .build import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
 
 NUM_BINS = 1 << 15
 _NORM_BLOCK, _LANES = 8192, 16
@@ -30,24 +30,18 @@ def histogram(
     element is in the bin of the float32 next to it towards zero, so it reaches its bin's edge.
     """
     check_floating("grad_N", grad_N)
-    if residual_N is not None:
-        check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
+    check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
     if grad_N.numel() > INT32_MAX:
         raise invalid("grad_N", grad_N.numel(), f"at most {INT32_MAX} elements", "cut it in chunks")
     library = load_library("magnitudes") if serves_cpp(grad_N, residual_N) else None
     if library is None:
         return _reference_histogram(grad_N, residual_N)
-    num_bins = library.gw_histogram(
-        address(grad_N),
-        address(residual_N),
-        grad_N.numel(),
-        torch.get_num_threads(),
-    )
+    num_bins = library.gw_histogram(grad_N, residual_N, grad_N.numel())
     if num_bins < 0:
         raise MemoryError("histogram of a gradient: no memory for its tables")
     bins_B = torch.empty(num_bins, dtype=torch.int32)
     counts_B2 = torch.empty(num_bins, 2, dtype=torch.int64)
-    library.gw_histogram_list(address(bins_B), address(counts_B2))
+    library.gw_histogram_list(bins_B, counts_B2)
     return bins_B, counts_B2
 
 
@@ -66,8 +60,7 @@ def range_norms(
     """
     num_ranges = starts_L.numel()
     check_floating("grad_N", grad_N)
-    if residual_N is not None:
-        check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
+    check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
     for name, table_L in (("starts_L", starts_L), ("stops_L", stops_L)):
         check_vector(name, table_L, num_ranges, torch.int64)
     check_vector("norms_L", norms_L, num_ranges, torch.float64)
@@ -83,9 +76,9 @@ def range_norms(
                 c_M = residual_N[start:stop].add_(c_M)
             norms_L[i] = _reference_sum_squares(c_M)
         return
-    tables = (address(starts_L), address(stops_L), num_ranges, address(norms_L))
-    operands = (address(grad_N), address(residual_N))
-    if library.gw_range_norms(*operands, *tables, torch.get_num_threads()):
+    tables = (starts_L, stops_L, num_ranges, norms_L)
+    operands = (grad_N, residual_N)
+    if library.gw_range_norms(*operands, *tables):
         raise MemoryError(f"norms of {num_ranges} ranges: no memory for their parts")
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..errors import InvalidSetting, invalid
-from .build import INT32_MAX, address, check_floating, check_vector, load_library, serves_cpp
+from .build import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
 
 _REFUSED = 2
 """The status that the C++ returns for ranges that are not valid."""
@@ -60,7 +60,7 @@ def topk_many(
         lengths = grad_N.numel(), indices_K.numel()
         words.extend((grad_N.data_ptr(), kept, *lengths, indices_K.data_ptr(), values_K.data_ptr()))
     tasks = words.buffer_info()[0]
-    if library.gw_topk_many(tasks, len(operands), torch.get_num_threads()):
+    if library.gw_topk_many(tasks, len(operands)):
         num_elements = sum(grad_N.numel() for grad_N in grads)
         raise MemoryError(f"top-k of {num_elements} elements: no memory for its candidates")
 
@@ -75,8 +75,7 @@ def _check_topk(
     check_floating("grad_N", grad_N)
     check_vector("indices_K", indices_K, num_selected, torch.int32)
     check_vector("values_K", values_K, num_selected, grad_N.dtype)
-    if residual_N is not None:
-        check_vector("residual_N", residual_N, num_elements, grad_N.dtype)
+    check_vector("residual_N", residual_N, num_elements, grad_N.dtype)
     if num_selected > num_elements:
         raise invalid(
             "indices_K", num_selected, f"at most grad_N's length {num_elements}", "shorten it"
@@ -114,14 +113,7 @@ def topk_ranges(
         _reference_topk_ranges(c_N, *tables, indices_K, values_K)
         return
     status = library.gw_topk_ranges(
-        address(c_N),
-        num_elements,
-        *map(address, tables),
-        num_ranges,
-        address(indices_K),
-        address(values_K),
-        num_selected,
-        torch.get_num_threads(),
+        c_N, num_elements, *tables, num_ranges, indices_K, values_K, num_selected
     )
     if status == _REFUSED:
         _check_ranges(num_elements, num_selected, *tables)
@@ -172,28 +164,20 @@ def reaching(
     whole_N = residual_N if grad_N is None else grad_N
     assert whole_N is not None, "neither a gradient nor a residual"
     check_floating("grad_N", whole_N)
-    if residual_N is not None:
-        check_vector("residual_N", residual_N, whole_N.numel(), whole_N.dtype)
+    check_vector("residual_N", residual_N, whole_N.numel(), whole_N.dtype)
     _check_addressable("grad_N", whole_N.numel())
     most = min(most, whole_N.numel())
     library = load_library("select") if serves_cpp(grad_N, residual_N) else None
     if library is None:
         _reference_reaching(grad_N, threshold, most, room, residual_N)
         return
-    count = library.gw_reach(
-        address(grad_N),
-        address(residual_N),
-        whole_N.numel(),
-        threshold,
-        most,
-        torch.get_num_threads(),
-    )
+    count = library.gw_reach(grad_N, residual_N, whole_N.numel(), threshold, most)
     if count >= 0:
         indices_K, values_K = room(count)
         check_vector("indices_K", indices_K, count, torch.int32)
         check_vector("values_K", values_K, count, whole_N.dtype)
-        into = (address(indices_K), address(values_K), torch.get_num_threads())
-    if count < 0 or library.gw_list(address(residual_N), *into):
+        into = (indices_K, values_K)
+    if count < 0 or library.gw_list(residual_N, *into):
         raise MemoryError(f"selection from {whole_N.numel()} elements: no memory to list it in")
 
 
@@ -219,14 +203,7 @@ def scatter_add(
         bad = _reference_scatter_add(indices_K, values, out_N, scale, width)
     else:
         bad = library.gw_scatter_add(
-            address(indices_K),
-            address(values),
-            num_entries,
-            address(out_N),
-            out_N.numel(),
-            width,
-            scale,
-            torch.get_num_threads(),
+            indices_K, values, num_entries, out_N, out_N.numel(), width, scale
         )
     if bad >= 0:
         raise InvalidSetting(

@@ -39,7 +39,7 @@ from gradwire.dsl.language import Type
 from gradwire.dsl.operators import check_name
 from gradwire.dsl.symbols import Coded, Symbol, Vector, refuse, tracing
 from gradwire.errors import RanksDiffer, invalid
-from gradwire.kernels.build import has_triton, load_library, run
+from gradwire.kernels.build import has_triton, load_library
 
 from . import runs_launch
 
@@ -178,22 +178,18 @@ class Coder:
             coded_C[: coded.numel()] = coded
             return coded.numel()
         starts = torch.empty(lengths_B.numel() + 1, dtype=torch.int64, device="cpu")
-        return run(
-            library.encode_runs,
-            *(plain_U, plain_U.numel(), block_bytes, lengths_B, starts, coded_C),
-            *(self.of, self.most, self.single, self.run),
-        )
+        field = (plain_U, plain_U.numel(), block_bytes, lengths_B, starts, coded_C)
+        tables = (self.of, self.most, self.single, self.run)
+        return int(library.encode_runs(*field, *tables))
 
     def unpack(self, plain_U: Tensor, block_bytes: int, lengths_B: Tensor, coded_C: Tensor) -> int:
         """Fills ``plain_U``; returns the first block that these are no code of, or -1."""
         library = self.library() if plain_U.is_cpu else None
         if library is not None:
             starts = torch.empty(lengths_B.numel() + 1, dtype=torch.int64, device="cpu")
-            return run(
-                library.decode_runs,
-                *(plain_U, plain_U.numel(), block_bytes, lengths_B, starts),
-                *(coded_C, coded_C.numel(), self.of, self.byte, self.times),
-            )
+            field = (plain_U, plain_U.numel(), block_bytes, lengths_B, starts, coded_C)
+            tables = (coded_C.numel(), self.of, self.byte, self.times)
+            return int(library.decode_runs(*field, *tables))
         starts = torch.arange(lengths_B.numel(), device=plain_U.device) * block_bytes
         room_B = (plain_U.numel() - starts).clamp(max=block_bytes)
         wrong_B = (lengths_B < 0) | (lengths_B > room_B)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...contract.payload import Field, Format, Payload
 from ...errors import InvalidSetting, invalid
-from ..build import address, load_library
+from ..build import load_library
 from .entries import Entries
 
 
@@ -56,12 +56,7 @@ def write(indices_K: Tensor, num_units: int, bits_B: Tensor) -> None:
         if bad < 0:
             _reference_write(indices_K, bits_B)
     else:
-        bad = library.gw_bits_write(
-            address(indices_K),
-            indices_K.numel(),
-            num_units,
-            address(bits_B),
-        )
+        bad = library.gw_bits_write(indices_K, indices_K.numel(), num_units, bits_B)
     if bad >= 0:
         raise InvalidSetting(
             f"entry {bad} of a bitmap of {num_units} units has index {int(indices_K[bad])}; "
@@ -81,13 +76,7 @@ def read(bits_B: Tensor, num_units: int, count: int, room: Tensor | None = None)
         out_K = set_K.int()
     else:
         out_K = torch.empty(count, dtype=torch.int32) if room is None else room[:count]
-        found = library.gw_bits_read(
-            address(bits_B),
-            num_units,
-            count,
-            address(out_K),
-            torch.get_num_threads(),
-        )
+        found = library.gw_bits_read(bits_B, num_units, count, out_K)
     check_found(found, count, num_units)
     return out_K
 
