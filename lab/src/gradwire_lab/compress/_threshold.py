@@ -22,7 +22,7 @@ from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import TensorSpec, spec_of
 from gradwire.kernels import select
 
-from ._magnitudes import Magnitudes
+from ._magnitudes import Magnitudes, library
 
 _CAP = 2.0
 
@@ -108,6 +108,11 @@ class Estimated(Reaching):
             least, _ = self._range
             stated = replace(self.traits, density_range=(least, float(self.cap)))
             object.__setattr__(self, "traits", stated)
+
+    def init(self, spec: TensorSpec) -> State:
+        if spec.device == "cpu":
+            library()  # compiled now, and not in the first step
+        return super().init(spec)
 
     @property
     def _range(self) -> tuple[float, float]:
