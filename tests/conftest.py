@@ -55,7 +55,8 @@ from gradwire_bench.testbed.hosts import available
 if find_spec("triton") is not None and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        import gradwire_lab.dsl.runs_device  # noqa: F401
+        import gradwire_lab.dsl.runs_device
+        import gradwire_lab.hashing.hash_device  # noqa: F401
 
 settings.register_profile("gradwire", derandomize=True, deadline=None, database=None)
 settings.load_profile("gradwire")
