@@ -1,4 +1,4 @@
-"""Selection by magnitude, exact or by threshold, and adding sparse entries to a dense vector.
+"""Selection by magnitude, and adding sparse entries to a dense vector.
 
 Source: the selection step of Lin et al. 2018, "Deep Gradient Compression", done exactly.
 Legend: N elements, K selected elements, L ranges.
@@ -11,7 +11,7 @@ a list of more than 2^31 - 1 elements, which int32 indices cannot address.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -80,7 +80,7 @@ def _check_topk(
         raise invalid(
             "indices_K", num_selected, f"at most grad_N's length {num_elements}", "shorten it"
         )
-    _check_addressable("grad_N", num_elements)
+    check_addressable("grad_N", num_elements)
 
 
 def topk_ranges(
@@ -101,7 +101,7 @@ def topk_ranges(
     """
     num_elements, num_ranges, num_selected = c_N.numel(), starts_L.numel(), indices_K.numel()
     check_floating("c_N", c_N)
-    _check_addressable("c_N", num_elements)
+    check_addressable("c_N", num_elements)
     tables = (starts_L, stops_L, ks_L, starts_L if firsts_L is None else firsts_L)
     for name, table_L in zip(("starts_L", "stops_L", "ks_L", "firsts_L"), tables, strict=True):
         check_vector(name, table_L, num_ranges, torch.int64)
@@ -137,48 +137,6 @@ def _check_ranges(
     if int(ks_L.sum()) != num_selected:
         accepted = f"of {int(ks_L.sum())} elements, the sum of ks_L"
         raise invalid("indices_K", num_selected, accepted, "slice it to that length")
-
-
-Room = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
-"""Gives the (indices_K int32, values_K) that K selected elements are to be listed in."""
-
-
-def reaching(
-    grad_N: torch.Tensor | None,
-    threshold: float,
-    most: int,
-    room: Room,
-    residual_N: torch.Tensor | None = None,
-) -> None:
-    """Lists by ascending index what of c is not 0 and no smaller than ``threshold`` by magnitude.
-
-    ``threshold`` is rounded to the dtype of c; what is not finite always reaches it. Of more than
-    ``most`` elements that do, the ``most`` largest are listed, as ``topk`` ranks them. How many
-    there are is known before they are listed: ``room(K)`` is called once, on this thread.
-
-    ``residual_N`` is as in ``topk``. Without ``grad_N`` it holds c already. One pass over memory:
-    4 bytes an element, 12 with a gradient and a residual; one more where more than ``most`` reach.
-    """
-    if not threshold >= 0:
-        raise invalid("threshold", threshold, "0 or more", "give the least magnitude to keep")
-    whole_N = residual_N if grad_N is None else grad_N
-    assert whole_N is not None, "neither a gradient nor a residual"
-    check_floating("grad_N", whole_N)
-    check_vector("residual_N", residual_N, whole_N.numel(), whole_N.dtype)
-    _check_addressable("grad_N", whole_N.numel())
-    most = min(most, whole_N.numel())
-    library = load_library("select") if serves_cpp(grad_N, residual_N) else None
-    if library is None:
-        _reference_reaching(grad_N, threshold, most, room, residual_N)
-        return
-    count = library.gw_reach(grad_N, residual_N, whole_N.numel(), threshold, most)
-    if count >= 0:
-        indices_K, values_K = room(count)
-        check_vector("indices_K", indices_K, count, torch.int32)
-        check_vector("values_K", values_K, count, whole_N.dtype)
-        into = (indices_K, values_K)
-    if count < 0 or library.gw_list(residual_N, *into):
-        raise MemoryError(f"selection from {whole_N.numel()} elements: no memory to list it in")
 
 
 def scatter_add(
@@ -227,7 +185,8 @@ def _reference_scatter_add(
     return -1
 
 
-def _check_addressable(name: str, num_elements: int) -> None:
+def check_addressable(name: str, num_elements: int) -> None:
+    """Refuses a vector whose places an int32 cannot tell."""
     if num_elements > INT32_MAX:
         raise invalid(name, num_elements, f"at most {INT32_MAX} elements", "cut it in chunks")
 
@@ -238,9 +197,9 @@ def _reference_topk(
     values_K: torch.Tensor,
     residual_N: torch.Tensor | None,
 ) -> None:
-    c_N = _whole(grad_N, residual_N)
-    order_N = _key(c_N).sort(descending=True, stable=True).indices
-    _take(c_N, order_N[: indices_K.numel()].sort().values, indices_K, values_K, residual_N)
+    c_N = grad_N if residual_N is None else grad_N + residual_N
+    order_N = keys_of(c_N).sort(descending=True, stable=True).indices
+    list_chosen(c_N, order_N[: indices_K.numel()].sort().values, indices_K, values_K, residual_N)
 
 
 def _reference_topk_ranges(
@@ -261,43 +220,20 @@ def _reference_topk_ranges(
         done += k
 
 
-def _reference_reaching(
-    grad_N: torch.Tensor | None,
-    threshold: float,
-    most: int,
-    room: Room,
-    residual_N: torch.Tensor | None,
-) -> None:
-    c_N = _whole(grad_N, residual_N)
-    bound = torch.tensor(threshold, dtype=c_N.dtype, device=c_N.device)
-    passes_N = (~(c_N.abs() < bound) & (c_N != 0)) | ~c_N.isfinite()
-    chosen_K = passes_N.nonzero().flatten()
-    if chosen_K.numel() > most:
-        order_K = _key(c_N[chosen_K]).sort(descending=True, stable=True).indices
-        chosen_K = chosen_K[order_K[:most]].sort().values
-    _take(c_N, chosen_K, *room(chosen_K.numel()), residual_N)
-
-
-def _whole(grad_N: torch.Tensor | None, residual_N: torch.Tensor | None) -> torch.Tensor:
-    if grad_N is None:
-        assert residual_N is not None
-        return residual_N
-    return grad_N if residual_N is None else grad_N + residual_N
-
-
-def _key(c_N: torch.Tensor) -> torch.Tensor:
+def keys_of(c_N: torch.Tensor) -> torch.Tensor:
     """The keys by which elements are ranked: their bits without the sign."""
     pattern = _BIT_PATTERNS[c_N.element_size()]
     return c_N.view(pattern) & torch.iinfo(pattern).max
 
 
-def _take(
+def list_chosen(
     c_N: torch.Tensor,
     chosen_K: torch.Tensor,
     indices_K: torch.Tensor,
     values_K: torch.Tensor,
     residual_N: torch.Tensor | None,
 ) -> None:
+    """Lists these elements of c; the residual loses them, and what is not finite."""
     indices_K.copy_(chosen_K)
     values_K.copy_(c_N[chosen_K])
     if residual_N is not None:

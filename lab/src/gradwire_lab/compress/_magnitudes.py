@@ -5,10 +5,8 @@ Letters: B bins that hold something, by rising magnitude. Zeros and what is not 
 
 from __future__ import annotations
 
-import ctypes
 from bisect import bisect_left
 from math import log
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,9 +15,10 @@ from torch import Tensor
 from gradwire.errors import invalid
 from gradwire.kernels.build import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
 
+from ._reaching import SOURCES
+
 _NOT_FINITE = 0x7F80
 _NUM_BINS = 1 << 15
-_SOURCES = Path(__file__).parent / "csrc"
 
 
 class Moments(NamedTuple):
@@ -129,11 +128,6 @@ class Magnitudes:
 # Counts are whole numbers: no thread or machine changes them.
 
 
-def library() -> ctypes.CDLL | None:
-    """The compiled histogram; None where the torch reference has to serve."""
-    return load_library("histogram", folder=_SOURCES)
-
-
 def histogram(grad_N: Tensor, residual_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The bins of c that are not empty: (bins_B int32, ascending; counts_B2 int64).
 
@@ -146,15 +140,15 @@ def histogram(grad_N: Tensor, residual_N: Tensor | None = None) -> tuple[Tensor,
     check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
     if grad_N.numel() > INT32_MAX:
         raise invalid("grad_N", grad_N.numel(), f"at most {INT32_MAX} elements", "cut it in chunks")
-    found = library() if serves_cpp(grad_N, residual_N) else None
-    if found is None:
+    library = load_library("histogram", folder=SOURCES) if serves_cpp(grad_N, residual_N) else None
+    if library is None:
         return _reference_histogram(grad_N, residual_N)
-    num_bins = found.gw_histogram(grad_N, residual_N, grad_N.numel())
+    num_bins = library.gw_histogram(grad_N, residual_N, grad_N.numel())
     if num_bins < 0:
         raise MemoryError("histogram of a gradient: no memory for its tables")
     bins_B = torch.empty(num_bins, dtype=torch.int32)
     counts_B2 = torch.empty(num_bins, 2, dtype=torch.int64)
-    found.gw_histogram_list(bins_B, counts_B2)
+    library.gw_histogram_list(bins_B, counts_B2)
     return bins_B, counts_B2
 
 
