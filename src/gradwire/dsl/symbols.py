@@ -160,6 +160,14 @@ _NUMPY_ON_THE_LEFT: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def _both(op: Op) -> tuple[Callable[[Scalar, Number], Scalar], Callable[[Scalar, Number], Scalar]]:
+    """The methods of an operation: with the scalar on the left, and on the right."""
+    return (
+        lambda self, other: self._binary(op, other),
+        lambda self, other: self._binary(op, other, swapped=True),
+    )
+
+
 class Scalar(Symbol):
     """One symbolic number: an element inside a user function, or a value of the whole block."""
 
@@ -173,61 +181,16 @@ class Scalar(Symbol):
         pair = (other, self) if swapped else (self, other)
         return Scalar(made(op, *alike(*pair, floating=op is Op.DIV)))
 
-    def __add__(self, other: Number) -> Scalar:
-        return self._binary(Op.ADD, other)
-
-    def __radd__(self, other: Number) -> Scalar:
-        return self._binary(Op.ADD, other, swapped=True)
-
-    def __sub__(self, other: Number) -> Scalar:
-        return self._binary(Op.SUB, other)
-
-    def __rsub__(self, other: Number) -> Scalar:
-        return self._binary(Op.SUB, other, swapped=True)
-
-    def __mul__(self, other: Number) -> Scalar:
-        return self._binary(Op.MUL, other)
-
-    def __rmul__(self, other: Number) -> Scalar:
-        return self._binary(Op.MUL, other, swapped=True)
-
-    def __truediv__(self, other: Number) -> Scalar:
-        return self._binary(Op.DIV, other)
-
-    def __rtruediv__(self, other: Number) -> Scalar:
-        return self._binary(Op.DIV, other, swapped=True)
-
-    def __lshift__(self, other: Number) -> Scalar:
-        return self._binary(Op.SHL, other)
-
-    def __rlshift__(self, other: Number) -> Scalar:
-        return self._binary(Op.SHL, other, swapped=True)
-
-    def __rshift__(self, other: Number) -> Scalar:
-        return self._binary(Op.SHR, other)
-
-    def __rrshift__(self, other: Number) -> Scalar:
-        return self._binary(Op.SHR, other, swapped=True)
-
-    def __and__(self, other: Number) -> Scalar:
-        return self._binary(Op.AND, other)
-
-    def __or__(self, other: Number) -> Scalar:
-        return self._binary(Op.OR, other)
-
-    __rand__, __ror__ = __and__, __or__
-
-    def __lt__(self, other: Number) -> Scalar:
-        return self._binary(Op.LESS, other)
-
-    def __le__(self, other: Number) -> Scalar:
-        return self._binary(Op.AT_MOST, other)
-
-    def __gt__(self, other: Number) -> Scalar:
-        return self._binary(Op.LESS, other, swapped=True)
-
-    def __ge__(self, other: Number) -> Scalar:
-        return self._binary(Op.AT_MOST, other, swapped=True)
+    __add__, __radd__ = _both(Op.ADD)
+    __sub__, __rsub__ = _both(Op.SUB)
+    __mul__, __rmul__ = _both(Op.MUL)
+    __truediv__, __rtruediv__ = _both(Op.DIV)
+    __lshift__, __rlshift__ = _both(Op.SHL)
+    __rshift__, __rrshift__ = _both(Op.SHR)
+    __and__, __rand__ = _both(Op.AND)
+    __or__, __ror__ = _both(Op.OR)
+    __lt__, __gt__ = _both(Op.LESS)
+    __le__, __ge__ = _both(Op.AT_MOST)
 
     def __eq__(self, other: object) -> Scalar:  # type: ignore[override]  # symbolic, not a bool
         return self._binary(Op.EQUAL, other)  # type: ignore[arg-type]
