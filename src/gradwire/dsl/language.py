@@ -209,7 +209,9 @@ def finite(x: Number) -> Scalar:
 def random(low: Number = 0.0, high: Number = 1.0) -> Scalar:
     """A float in [low, high), another one for each element, call and step."""
     draw = Scalar(made(Op.RANDOM, arg=recorded("random()").stream()))
-    return low + (high - low) * draw
+    if isinstance(low, Scalar) or isinstance(high, Scalar) or (low, high) != (0, 1):
+        return low + (high - low) * draw
+    return draw
 
 
 def map(vectors: Vector | tuple[Vector, ...], udf: Callable[..., Number]) -> Vector:
