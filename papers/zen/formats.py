@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gradwire.kernels.sparse.entries import Entries, Part, parts_of
 from gradwire.kernels.sparse.format import SparseFormat
-from gradwire.kernels.sparse.formats.bitmap import bitmap
 from gradwire.kernels.sparse.formats.blocks import blocks
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
@@ -23,6 +22,7 @@ from gradwire.planning.data.sparsity import BLOCK
 from gradwire_bench.report import curves
 
 from ..frame import Ask, Claim, Findings, Row
+from .bitmap import bitmap
 from .captures import MODELS, captured, present
 from .sparsity import findings
 from .values import number

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from gradwire.kernels.build import has_triton
 from gradwire.kernels.sparse.entries import Entries
-from gradwire.kernels.sparse.gpu import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.report import curves
+from gradwire_lab.hashing import algorithm_1
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from .values import number
@@ -148,7 +148,7 @@ def kernel_s(entries: Entries, numel: int, memory: float, hashes: int) -> float:
     parallel = round(memory * entries.indices_K.numel())
     for _ in range(GPU_REPEATS + 1):
         start_s = time.perf_counter()
-        partition.algorithm_1(
+        algorithm_1.algorithm_1(
             entries, numel, PARTS, permutation, rehashes=hashes, parallel=parallel
         )
         if entries.indices_K.is_cuda:

@@ -23,13 +23,13 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.build import Built, Call
 from gradwire.dsl.gpu import build as gpu_build
-from gradwire.dsl.gpu import runs as gpu_runs
 from gradwire.dsl.gpu.build import Launcher, LaunchPart
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.program import Program
-from gradwire.dsl.runs import RunTables
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
+from gradwire_lab.dsl import runs_launch
+from gradwire_lab.dsl.coders import Coder
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import same_bits
 from gradwire_lab.library.zero_run import zero_run
@@ -115,12 +115,6 @@ def test_vectors_are_wide_only_where_memory_allows_it() -> None:
 # ---- runs --------------------------------------------------------------------------------------
 
 
-def tables() -> RunTables:
-    found = zero_run.encode.__self__  # type: ignore[attr-defined]
-    assert isinstance(found, RunTables)
-    return found
-
-
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plain=st.lists(st.sampled_from([0, 0, 0, 0, 1, 242]), max_size=90),
@@ -131,12 +125,12 @@ def test_runs_are_cut_as_the_definition_cuts_them(
     plain: list[int], block_bytes: int, tile: int
 ) -> None:
     plain_U = torch.tensor(plain, dtype=torch.uint8)
-    known, on = tables(), plain_U.to(DEVICE)
+    known, on = zero_run, plain_U.to(DEVICE)
     want_B, want_C = known.encode(plain_U, block_bytes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_runs, "_TILE", tile)
+        patch.setattr(runs_launch, "_TILE", tile)
         of_bytes, of_runs = (one.to(DEVICE) for one in (known.single, known.run))
-        found_B, found_C = gpu_runs.encode_runs(
+        found_B, found_C = runs_launch.encode_runs(
             on, block_bytes, of_bytes, of_runs, known.of, known.most
         )
         assert torch.equal(found_B.cpu(), want_B)
@@ -147,16 +141,16 @@ def test_runs_are_cut_as_the_definition_cuts_them(
 
 
 def read(
-    known: RunTables, lengths_B: Tensor, coded_C: Tensor, plain_U: Tensor, block_bytes: int
+    known: Coder, lengths_B: Tensor, coded_C: Tensor, plain_U: Tensor, block_bytes: int
 ) -> int:
     byte, times = (one.to(DEVICE) for one in (known.byte, known.times))
-    return gpu_runs.decode_runs(lengths_B, coded_C, plain_U, block_bytes, byte, times, known.of)
+    return runs_launch.decode_runs(lengths_B, coded_C, plain_U, block_bytes, byte, times, known.of)
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(coded=st.lists(st.integers(0, 255), min_size=3, max_size=26), first=st.integers(0, 3))
 def test_codes_that_are_none_are_refused_as_by_the_definition(coded: list[int], first: int) -> None:
-    known, coded_C = tables(), torch.tensor(coded, dtype=torch.uint8)
+    known, coded_C = zero_run, torch.tensor(coded, dtype=torch.uint8)
     lengths_B = torch.tensor([first, len(coded) - first])
     around_U = torch.full((80,), 7, dtype=torch.uint8, device=DEVICE)
     want = known.decode(lengths_B, coded_C, torch.zeros(60, dtype=torch.uint8), 30)

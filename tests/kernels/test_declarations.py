@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire.kernels import compiler
-from gradwire.kernels.build import address, libraries, load_library, source
+from gradwire.kernels.build import libraries, load_library, source
 from tests.arch.source import sources
 
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
@@ -32,12 +32,13 @@ def test_every_exported_function_has_the_types_of_its_declaration(name: str) -> 
     assert exports
     for returned, function, parameters in exports:
         found = getattr(library, function)
+        found = getattr(found, "__wrapped__", found)  # which passes the number of threads
         assert (
             found.restype
             is {"int64_t": ctypes.c_int64, "int": ctypes.c_int, "void": None}[returned]
         )
         assert len(found.argtypes) == len(parameters.split(","))
-        pointers = [kind is ctypes.c_void_p for kind in found.argtypes]
+        pointers = [kind is compiler.Pointer for kind in found.argtypes]
         assert pointers == ["*" in one for one in parameters.split(",")]
 
 
@@ -47,13 +48,13 @@ def test_counts_beyond_32_bits_come_back_whole() -> None:
     library = compiler.load_compiled(compiler.CppSource("widened", WIDE, headers))
     assert library is not None
     one = torch.tensor([2.0])
-    assert library.widened(address(one), 2**40, 1.5, 1) == 2**40 + 4
-    assert library.widened(address(None), 2**40, 1.5, 1) == -1
-    assert library.nothing(1) is None
+    assert library.widened(one, 2**40, 1.5) == 2**40 + 3 + torch.get_num_threads()
+    assert library.widened(None, 2**40, 1.5) == -1
+    assert library.nothing() is None
     with pytest.raises(TypeError, match="at least 4 arguments"):
-        library.widened(address(one), 2**40)
+        library.widened(one, 2**40)
     with pytest.raises(ctypes.ArgumentError):
-        library.widened(address(one), 1.5, 1.5, 1)
+        library.widened(one, 1.5, 1.5)
 
 
 def test_no_call_states_types_of_its_own() -> None:

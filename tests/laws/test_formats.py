@@ -20,12 +20,13 @@ from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_lab.laws.tolerance import same_bits
+from papers.zen.bitmap import bitmap
 from tests.kernels.vectors import num_threads
 from tests.laws import broken_formats as broken
 from tests.laws import format_laws as laws
 from tests.laws.test_laws_bite import rejected
 
-FORMATS = examples("sparse.formats")
+FORMATS = (*examples("sparse.formats"), bitmap())
 LARGE = (2**31 - 1, 2**31 - 2, 2**30 + 1, 2**30, 214_000_000, 25_000_000, 65_537, 65_536)
 
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.kernels.sparse.gpu import partition
 from gradwire.kernels.sparse.permutation import Permutation
+from gradwire_lab.hashing import algorithm_1
 from papers.frame import Findings
 from papers.zen import balance as zen_balance
 from papers.zen import formats as zen_formats
@@ -105,7 +105,7 @@ def test_what_is_counted_is_what_the_kernel_does(monkeypatch: pytest.MonkeyPatch
     entries = zen_hashing._entries(60_000, "cpu")
     counted = zen_hashing.place(entries.indices_K, 2, 2.0, 3, waves=3)
     with np.errstate(all="ignore"):
-        _, spill = partition.algorithm_1(entries, 60_000, 2, Permutation(60_000), rehashes=3)
+        _, spill = algorithm_1.algorithm_1(entries, 60_000, 2, Permutation(60_000), rehashes=3)
     share = (spill.serial + spill.fallback) / entries.indices_K.numel()
     assert share == pytest.approx(counted.serial_share, abs=0.015)
     assert share > 0
@@ -115,7 +115,7 @@ def test_on_a_gpu_the_kernel_is_timed_with_the_memory_of_the_row(
     monkeypatch: pytest.MonkeyPatch, small: dict[str, Findings]
 ) -> None:
     asked: list[dict[str, int]] = []
-    monkeypatch.setattr(partition, "algorithm_1", lambda *_, **memory: asked.append(memory))
+    monkeypatch.setattr(algorithm_1, "algorithm_1", lambda *_, **memory: asked.append(memory))
     entries = zen_hashing._entries(10_000, "cpu")
     assert zen_hashing.kernel_s(entries, 10_000, 1.5, 2) >= 0
     expected = {"rehashes": 2, "parallel": round(1.5 * entries.indices_K.numel())}

@@ -20,13 +20,10 @@
     layout     where fields lie in a payload; steps, keeping: what happens between two kernels
        |
     operators  what may be added from outside, with all its forms
-    coders     a field's packed bytes made fewer and back; runs: coders that are programs
-    library/   added so: e4m3, exponent and zero_run
+    e4m3       added so
 
-    matrices   programs of matrices, checked to be projections of the mean gradient
-    lowrank    an exchange of each, which torch carries out
-
-The paper's C-like text becomes such a class too: ``gradwire_lab/compll_text``.
+The paper's C-like text becomes such a class too: ``gradwire_lab/compll_text``. Coders of
+packed bytes and programs of matrices are in ``gradwire_lab/dsl``.
 
 Source: HiPress (CompLL), section 4, table 4.
 """

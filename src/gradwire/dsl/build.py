@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..contract.payload import Payload
@@ -125,7 +124,7 @@ class Built:
             return []
         words = array("Q", [word for call in calls for word in call.words(kernel)])
         address, _ = words.buffer_info()
-        getattr(library, kernel.name)(address, len(calls), torch.get_num_threads())
+        getattr(library, kernel.name)(address, len(calls))
         if kernel not in self.keeping:
             return [0] * len(calls)
         kept = words[_NUM_KEPT :: len(words) // len(calls)].tolist()

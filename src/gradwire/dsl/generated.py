@@ -24,7 +24,6 @@ from ..contract.spec import TensorSpec, check_gradient
 from ..errors import invalid
 from ..kernels import select
 from .build import Built, Call
-from .coders import Coding, coding
 from .interp import Draws
 from .ir import FLOAT32, INT32, UNSIGNED, Buffer, DType, Extent, Kernel, Op
 from .rewrite import KEYS, OUT, RANKED, Pick, StageKernels, Traced, partials, unpacked
@@ -244,7 +243,7 @@ def encode_dense(
     made: Kernels, calls: Sequence[Call], buffers: Sequence[Tensor | None]
 ) -> list[Payload]:
     """The payloads, in ``buffers`` where they are given; residuals are updated."""
-    code, payloads = coding(made.traced), list[Payload]()
+    code, payloads = made.traced.coding, list[Payload]()
     for call, buffer in zip(calls, buffers, strict=True):
         format = program_format(made.traced, call.numel, 0)
         own = buffer if code is None else None
@@ -255,14 +254,11 @@ def encode_dense(
     run_forms(made.built, made.encode, made.encode_with_residual, filling)
     if code is None:
         return payloads
-    pairs = zip(payloads, buffers, strict=True)
-    return [_coded(code, payload, buffer) for payload, buffer in pairs]
-
-
-def _coded(code: Coding, plain: Payload, buffer: Tensor | None) -> Payload:
-    """The payload that travels in place of ``plain``, in the front of ``buffer`` if it is given."""
-    assert plain.buffer is not None
-    return code.encode(plain, placed(code.format(plain.format), buffer, plain.buffer.device))
+    made_into = zip(payloads, calls, buffers, strict=True)
+    return [
+        code.encode(plain, placed(code.format(plain.format), to, call.operands["gradient"].device))
+        for plain, call, to in made_into
+    ]
 
 
 def placed(format: Format, buffer: Tensor | None, device: torch.device) -> Payload:
@@ -433,21 +429,18 @@ class Generated(Compressor):
         C++ is compiled now and not in the first step, where the spec's device is the CPU.
         """
         made, cpp = self.kernels(), spec.device == "cpu"
-        code = coding(made.traced)
         if cpp:
             made.built.library()
-        if cpp and code is not None:
-            code.field.coder.library()
+            for buffer in made.traced.buffers:
+                if buffer.coder is not None:
+                    buffer.coder.library()
         stream = crc32(spec.name.encode())
         return torch.tensor([stream, 0], device="cpu") if made.draws else None
 
     def format(self, spec: TensorSpec) -> Format:
         traced = self.kernels().traced
-        format, code = (
-            program_format(traced, spec.numel, most_kept(traced, spec.numel)),
-            coding(traced),
-        )
-        return format if code is None else code.format(format)
+        format = program_format(traced, spec.numel, most_kept(traced, spec.numel))
+        return format if traced.coding is None else traced.coding.format(format)
 
     def holding(self, spec: TensorSpec, num_kept: int) -> Format:
         """The layout of a payload of so many kept elements, or of as many as there may be."""
@@ -601,9 +594,10 @@ def _checked(grad_N: Tensor, residual_N: Tensor | None) -> Tensor:
 
 def _received(made: Kernels, numel: int, size_bytes: int) -> Format | None:
     """The layout of a payload of so many bytes; None if no gradient of that length has one."""
-    code = coding(made.traced)
+    code = made.traced.coding
     if code is not None:
-        return code.received(program_format(made.traced, numel, 0), size_bytes)
+        found: Format | None = code.received(program_format(made.traced, numel, 0), size_bytes)
+        return found
     num_kept = num_received(made.traced, numel, size_bytes)
     return None if num_kept is None else program_format(made.traced, numel, num_kept)
 
@@ -623,7 +617,7 @@ def _decoding(
     made: Kernels, name: str, payloads: Sequence[Payload], vectors: Sequence[Tensor], scale: float
 ) -> list[Call]:
     """Calls that decode into (or add to) the buffer ``name``."""
-    code = coding(made.traced)
+    code = made.traced.coding
     if code is not None:
         pairs = zip(payloads, vectors, strict=True)
         payloads = [

@@ -95,7 +95,7 @@ class Buffer:
     dtype: DType
     extent: Extent
     coder: Any = None
-    """Through which the packed bytes travel (coders.py); kernels know nothing of it."""
+    """Through which the packed bytes travel (``symbols.Coded``); kernels know nothing of it."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,7 @@ Of what a filter kept, to be sent as a list:
 
     top(K, share)    the largest of it            indices(K)            its places
     scatter(I, K)    the decoded gradient, 0 elsewhere
-
-Of the packed bytes of a field, in a coder (``runs``):
-
-    runs(v, of, most) bytes, and runs of one byte repeat(v, n)          each byte, n times"""
+"""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ from typing import Any
 from . import ir
 from .ir import BOOL, FLOAT32, INT32, UNSIGNED, DType, Extent, Node, Op
 from .rewrite import GRADIENT, pick, recorded, sample, sort, whole
-from .runs import Repeated, repeat, runs
 from .symbols import (
     Coded,
     Number,
@@ -105,7 +101,6 @@ def scatter(places: Vector, values: Vector) -> Scattered:
 
 __all__ = [
     "Compressed",
-    "Repeated",
     "Scalar",
     "Scattered",
     "Type",
@@ -124,9 +119,7 @@ __all__ = [
     "pick",
     "random",
     "reduce",
-    "repeat",
     "round",
-    "runs",
     "sample",
     "scatter",
     "size",
@@ -216,7 +209,9 @@ def finite(x: Number) -> Scalar:
 def random(low: Number = 0.0, high: Number = 1.0) -> Scalar:
     """A float in [low, high), another one for each element, call and step."""
     draw = Scalar(made(Op.RANDOM, arg=recorded("random()").stream()))
-    return low + (high - low) * draw
+    if isinstance(low, Scalar) or isinstance(high, Scalar) or (low, high) != (0, 1):
+        return low + (high - low) * draw
+    return draw
 
 
 def map(vectors: Vector | tuple[Vector, ...], udf: Callable[..., Number]) -> Vector:

@@ -136,7 +136,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 class Registrable(Protocol):
-    """An operator of elements, or a coder (coders.py): called in a program, known by name."""
+    """An operator of elements, or a coder (``symbols.Coded``): called by a program, or by name."""
 
     @property
     def name(self) -> str: ...

@@ -35,7 +35,6 @@ from ..contract.bounds import check_whole
 from ..errors import invalid
 from . import language, rewrite
 from .build import Built
-from .coders import coding, lengths_name
 from .generated import Generated, Kernels
 from .interp import LANES
 from .ir import Buffer, Extent, Node, Op, load_buffer
@@ -141,7 +140,7 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
 
 def _check_traits(name: str, stated: Traits, traced: rewrite.Traced) -> None:
     """Refuses traits other than those that follow from a program's fields."""
-    kept, coded = traced.keep is not None, coding(traced) is not None
+    kept, coded = traced.keep is not None, traced.coding is not None
     accepted = {
         "layout=Layout.SPARSE just with kept fields": kept == (stated.layout is Layout.SPARSE),
         "exact_size=False just with kept or coded fields": (kept or coded) != stated.exact_size,
@@ -243,7 +242,7 @@ def _check_beside(buffers: Collection[Buffer]) -> None:
     names = {buffer.name for buffer in buffers}
     kept = (buffer for buffer in buffers if buffer.extent is Extent.KEPT)
     beside = {rewrite.unpacked(buffer).name for buffer in kept}
-    beside |= {lengths_name(buffer.name) for buffer in buffers if buffer.coder is not None}
+    beside |= {f"{buffer.name}_lengths" for buffer in buffers if buffer.coder is not None}
     for name in sorted(names & beside):
         raise invalid("field name", name, "none that belongs to another field", "call it otherwise")
 

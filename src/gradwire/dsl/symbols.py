@@ -23,7 +23,8 @@ from .ir import BOOL, FLOAT32, INT32, UNSIGNED, DType, Node, Op
 
 Number: TypeAlias = "Scalar | bool | int | float"
 
-_HERE = str(Path(__file__).parent)
+LANGUAGE = [str(Path(__file__).parent)]
+"""Folders of the language's own code, which no refusal names; a package with operators adds its."""
 
 
 class Refusal(InvalidSetting):
@@ -37,7 +38,7 @@ class Refusal(InvalidSetting):
 def refuse(what: str, remedy: str) -> NoReturn:
     """Raises Refusal that begins with the file and line of the program being traced."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(tuple(LANGUAGE)):
         frame = frame.f_back
     raise Refusal(f"{frame.f_code.co_filename}:{frame.f_lineno}", f"{what}; {remedy}")
 
@@ -81,7 +82,7 @@ def _raised_at(error: Exception) -> str:
     found, trace = "", error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith(_HERE):
+        if not name.startswith(tuple(LANGUAGE)):
             found = f"{name}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
@@ -159,6 +160,14 @@ _NUMPY_ON_THE_LEFT: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def _both(op: Op) -> tuple[Callable[[Scalar, Number], Scalar], Callable[[Scalar, Number], Scalar]]:
+    """The methods of an operation: with the scalar on the left, and on the right."""
+    return (
+        lambda self, other: self._binary(op, other),
+        lambda self, other: self._binary(op, other, swapped=True),
+    )
+
+
 class Scalar(Symbol):
     """One symbolic number: an element inside a user function, or a value of the whole block."""
 
@@ -172,61 +181,16 @@ class Scalar(Symbol):
         pair = (other, self) if swapped else (self, other)
         return Scalar(made(op, *alike(*pair, floating=op is Op.DIV)))
 
-    def __add__(self, other: Number) -> Scalar:
-        return self._binary(Op.ADD, other)
-
-    def __radd__(self, other: Number) -> Scalar:
-        return self._binary(Op.ADD, other, swapped=True)
-
-    def __sub__(self, other: Number) -> Scalar:
-        return self._binary(Op.SUB, other)
-
-    def __rsub__(self, other: Number) -> Scalar:
-        return self._binary(Op.SUB, other, swapped=True)
-
-    def __mul__(self, other: Number) -> Scalar:
-        return self._binary(Op.MUL, other)
-
-    def __rmul__(self, other: Number) -> Scalar:
-        return self._binary(Op.MUL, other, swapped=True)
-
-    def __truediv__(self, other: Number) -> Scalar:
-        return self._binary(Op.DIV, other)
-
-    def __rtruediv__(self, other: Number) -> Scalar:
-        return self._binary(Op.DIV, other, swapped=True)
-
-    def __lshift__(self, other: Number) -> Scalar:
-        return self._binary(Op.SHL, other)
-
-    def __rlshift__(self, other: Number) -> Scalar:
-        return self._binary(Op.SHL, other, swapped=True)
-
-    def __rshift__(self, other: Number) -> Scalar:
-        return self._binary(Op.SHR, other)
-
-    def __rrshift__(self, other: Number) -> Scalar:
-        return self._binary(Op.SHR, other, swapped=True)
-
-    def __and__(self, other: Number) -> Scalar:
-        return self._binary(Op.AND, other)
-
-    def __or__(self, other: Number) -> Scalar:
-        return self._binary(Op.OR, other)
-
-    __rand__, __ror__ = __and__, __or__
-
-    def __lt__(self, other: Number) -> Scalar:
-        return self._binary(Op.LESS, other)
-
-    def __le__(self, other: Number) -> Scalar:
-        return self._binary(Op.AT_MOST, other)
-
-    def __gt__(self, other: Number) -> Scalar:
-        return self._binary(Op.LESS, other, swapped=True)
-
-    def __ge__(self, other: Number) -> Scalar:
-        return self._binary(Op.AT_MOST, other, swapped=True)
+    __add__, __radd__ = _both(Op.ADD)
+    __sub__, __rsub__ = _both(Op.SUB)
+    __mul__, __rmul__ = _both(Op.MUL)
+    __truediv__, __rtruediv__ = _both(Op.DIV)
+    __lshift__, __rlshift__ = _both(Op.SHL)
+    __rshift__, __rrshift__ = _both(Op.SHR)
+    __and__, __rand__ = _both(Op.AND)
+    __or__, __ror__ = _both(Op.OR)
+    __lt__, __gt__ = _both(Op.LESS)
+    __le__, __ge__ = _both(Op.AT_MOST)
 
     def __eq__(self, other: object) -> Scalar:  # type: ignore[override]  # symbolic, not a bool
         return self._binary(Op.EQUAL, other)  # type: ignore[arg-type]
@@ -287,7 +251,12 @@ class Vector(Symbol):
 
 
 class Coded(Symbol):
-    """A vector of all elements that is to travel through a coder (coders.py)."""
+    """A vector of all elements whose packed bytes are to travel through another package's coder.
+
+    ``coder.coding(field, block)`` is what generated.py asks: ``format`` and ``received`` are of
+    payloads that travel, ``encode`` and ``decode`` lead from the kernels' payload to those and
+    back. ``coder.library()`` compiles what it needs. A field NAME has NAME_lengths beside it.
+    """
 
     __slots__ = ("coder", "node")
     __hash__ = Symbol.__hash__

@@ -32,10 +32,11 @@ def libraries() -> tuple[str, ...]:
 
 
 def load_library(
-    name: str, on_build: Callable[[Path], None] = lambda folder: None
+    name: str, on_build: Callable[[Path], None] = lambda folder: None, folder: Path = _SOURCES
 ) -> ctypes.CDLL | None:
-    """The compiled csrc/``name``.cpp, or None where the torch reference has to serve."""
-    return load_compiled(source(name), on_build)
+    """The compiled ``name``.cpp of csrc/, or of another package's ``folder``, which includes the
+    same headers; None where the torch reference has to serve."""
+    return load_compiled(source(name, folder), on_build)
 
 
 def backend() -> Literal["cpp", "reference"]:
@@ -65,9 +66,9 @@ def backend() -> Literal["cpp", "reference"]:
 
 
 @functools.cache
-def source(name: str) -> CppSource:
-    """The text of csrc/``name``.cpp."""
-    return CppSource(name, (_SOURCES / f"{name}.cpp").read_text(encoding="utf-8"), _SOURCES)
+def source(name: str, folder: Path = _SOURCES) -> CppSource:
+    """The text of ``name``.cpp, of csrc/ or of another package's folder."""
+    return CppSource(name, (folder / f"{name}.cpp").read_text(encoding="utf-8"), _SOURCES)
 
 
 # ---- whether kernels for a GPU can be made here ------------------------------------------------
@@ -92,8 +93,10 @@ def has_triton() -> bool:
 INT32_MAX = 2**31 - 1
 
 
-def check_vector(name: str, tensor: torch.Tensor, numel: int, *dtypes: torch.dtype) -> None:
+def check_vector(name: str, tensor: torch.Tensor | None, numel: int, *dtypes: torch.dtype) -> None:
     """Raises InvalidSetting unless this is a contiguous vector of ``numel`` and a listed dtype."""
+    if tensor is None:
+        return
     if tensor.dim() != 1 or tensor.numel() != numel or not tensor.is_contiguous():
         raise invalid(
             name,
@@ -115,12 +118,5 @@ def check_floating(name: str, tensor: torch.Tensor) -> None:
 
 def serves_cpp(*tensors: torch.Tensor | None) -> bool:
     """Whether these floating operands are what the C++ takes: float32 on the CPU."""
-    return all(
-        tensor is None or (tensor.dtype == torch.float32 and tensor.device.type == "cpu")
-        for tensor in tensors
-    )
-
-
-def address(tensor: torch.Tensor | None) -> int | None:
-    """The address of a tensor's first element as a kernel takes it; None is NULL."""
-    return None if tensor is None else tensor.data_ptr()
+    found = [one is None or (one.dtype == torch.float32 and one.is_cpu) for one in tensors]
+    return all(found)  # a generator costs as much as the kernel of a short vector

@@ -12,7 +12,7 @@ import math
 import torch
 
 from ..errors import invalid
-from .build import address, check_floating, check_vector, load_library, serves_cpp
+from .build import check_floating, check_vector, load_library, serves_cpp
 
 _DTYPES = (torch.float16, torch.bfloat16)
 
@@ -30,8 +30,7 @@ def cast16_encode(
     """
     check_floating("grad_N", grad_N)
     check_vector("out_N", out_N, grad_N.numel(), *_DTYPES)
-    if residual_N is not None:
-        check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
+    check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
     if not (math.isfinite(prescale) and prescale > 0):
         raise invalid("prescale", prescale, "a positive finite number", "1.0 leaves it unscaled")
     library = load_library("cast") if serves_cpp(grad_N, residual_N) else None
@@ -39,14 +38,13 @@ def cast16_encode(
         _reference_encode(grad_N, out_N, prescale, residual_N)
         return
     library.gw_cast16_encode(
-        address(grad_N),
-        address(residual_N),
-        address(out_N),
+        grad_N,
+        residual_N,
+        out_N,
         grad_N.numel(),
         int(out_N.dtype == torch.bfloat16),
         prescale,
         1.0 / prescale,
-        torch.get_num_threads(),
     )
 
 
@@ -73,14 +71,7 @@ def cast16_decode_add(in_N: torch.Tensor, sum_N: torch.Tensor, scale: float = 1.
 
 
 def _decode_arguments(in_N: torch.Tensor, out_N: torch.Tensor, scale: float) -> tuple[object, ...]:
-    return (
-        address(in_N),
-        address(out_N),
-        out_N.numel(),
-        int(in_N.dtype == torch.bfloat16),
-        scale,
-        torch.get_num_threads(),
-    )
+    return (in_N, out_N, out_N.numel(), int(in_N.dtype == torch.bfloat16), scale)
 
 
 def _reference_encode(

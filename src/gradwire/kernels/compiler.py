@@ -27,6 +27,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 # ---- The cache of compiled libraries ------------------------------------------------------------
 #
@@ -331,18 +334,40 @@ def load_compiled(
     return _loaded[source]
 
 
+_as_pointer = ctypes.c_void_p.from_param
+
+
+class Pointer(ctypes.c_void_p):
+    """A parameter that takes a tensor as the address of its first element, None as NULL, and
+    addresses and arrays as they are."""
+
+    @classmethod
+    def from_param(cls, given: Any) -> Any:
+        return _as_pointer(given.data_ptr() if isinstance(given, torch.Tensor) else given)
+
+
 def declare(library: ctypes.CDLL, text: str) -> None:
     """Gives every function that ``text`` exports the types of its declaration there.
 
-    So a call passes plain numbers, addresses and arrays, and the types stand in one place.
+    So a call passes plain numbers, tensors and arrays, and the types stand in one place. A last
+    parameter ``int threads`` is torch's number of threads, which no call passes.
     """
     for returned, name, parameters in _EXPORT.findall(text):
         function = getattr(library, name)
         function.restype = None if returned == "void" else _C_TYPES[returned]
         function.argtypes = [
-            ctypes.c_void_p if "*" in one else _C_TYPES[one.split()[0]]
-            for one in parameters.split(",")
+            Pointer if "*" in one else _C_TYPES[one.split()[0]] for one in parameters.split(",")
         ]
+        if parameters.endswith("int threads"):
+            setattr(library, name, _on_threads(function))
+
+
+def _on_threads(function: Any) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*operands: Any) -> Any:
+        return function(*operands, torch.get_num_threads())
+
+    return call
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid
-from .build import address, check_floating, check_vector, load_library, serves_cpp
+from .build import check_floating, check_vector, load_library, serves_cpp
 
 MOST_SIDE = 64
 _BIT_PATTERNS = {8: torch.int64, 4: torch.int32}
@@ -87,8 +87,7 @@ def encode_many(
         check_vector("vector", grad_N, cutting.numel)
         check_vector("places_K", places_K, cutting.num_listed, torch.int32)
         check_vector("values_K", values_K, cutting.num_listed, grad_N.dtype)
-        if residual_N is not None:
-            check_vector("residual_N", residual_N, cutting.numel, grad_N.dtype)
+        check_vector("residual_N", residual_N, cutting.numel, grad_N.dtype)
     on_host = all(serves_cpp(*job[1:2], *job[3:]) for job in jobs)
     library = load_library("cosines") if on_host else None
     if library is None:
@@ -100,9 +99,8 @@ def encode_many(
         kept = 0 if residual_N is None else residual_N.data_ptr()
         words.extend((grad_N.data_ptr(), kept, *cutting))
         words.extend((places_K.data_ptr(), values_K.data_ptr()))
-    tasks, threads = words.buffer_info()[0], torch.get_num_threads()
-    narrow = int(wire == torch.bfloat16)
-    if library.gw_cosines_encode(tasks, len(jobs), narrow, address(_table()), threads):
+    tasks, narrow = words.buffer_info()[0], int(wire == torch.bfloat16)
+    if library.gw_cosines_encode(tasks, len(jobs), narrow, _table()):
         raise MemoryError("cosine coefficients: no memory to select them in")
 
 
@@ -130,16 +128,7 @@ def decode(
         bad = _reference_decode(cutting, places_LK, values_LK, out_N, scale, add)
     else:
         bad = library.gw_cosines_decode(
-            address(places_LK),
-            address(values_LK),
-            num_lists,
-            count,
-            address(out_N),
-            *cutting,
-            scale,
-            int(add),
-            address(_table()),
-            torch.get_num_threads(),
+            places_LK, values_LK, num_lists, count, out_N, *cutting, scale, int(add), _table()
         )
     if bad >= 0:
         given, accepted = places_LK[:, bad].tolist(), f"{cutting.keep} places in each chunk"

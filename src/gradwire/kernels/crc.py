@@ -12,7 +12,7 @@ import zlib
 import torch
 from torch import Tensor
 
-from .build import address, load_library
+from .build import load_library
 
 
 def crc32(tensor: Tensor, value: int = 0) -> int:
@@ -25,6 +25,6 @@ def crc32(tensor: Tensor, value: int = 0) -> int:
     done, library = 0, load_library("crc") if bytes_B.numel() >= 64 else None
     if library is not None:
         crc = ctypes.c_uint32(value)
-        done = library.gw_crc32(address(bytes_B), bytes_B.numel(), ctypes.byref(crc))
+        done = library.gw_crc32(bytes_B, bytes_B.numel(), ctypes.byref(crc))
         value = crc.value
     return zlib.crc32(bytes_B[done:].numpy().data, value)

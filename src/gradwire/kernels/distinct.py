@@ -35,7 +35,6 @@ def count_distinct(lists: Sequence[torch.Tensor], num_places: int) -> int:
         (ctypes.c_int64 * len(lists))(*(indices_K.numel() for indices_K in lists)),
         len(lists),
         num_places,
-        torch.get_num_threads(),
     )
     return int(found) if found >= 0 else _reference(lists, num_places)
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RanksDiffer
-from .build import address, check_vector, load_library
+from .build import check_vector, load_library
 
 BLOCK = 4096
 _STREAMS = 4
@@ -46,10 +46,6 @@ class CodedExponents(NamedTuple):
     codes_C: Tensor
     """The exponents, one block behind the other (uint8)."""
 
-    @property
-    def addresses(self) -> tuple[int | None, ...]:
-        return tuple(map(address, self))
-
 
 def encode_exponents(in_N: Tensor, into: CodedExponents, factor: float = 1.0) -> int:
     """Fills ``into``, whose last field has room for N bytes; returns C, how many of these it takes.
@@ -60,15 +56,12 @@ def encode_exponents(in_N: Tensor, into: CodedExponents, factor: float = 1.0) ->
     check_vector("in_N", in_N, numel, torch.float32 if is_wide else torch.bfloat16)
     _check(into, numel, numel)
     library = load_library("exponents") if in_N.is_cpu else None
-    threads = torch.get_num_threads()
     if library is None:
         return _reference_encode(in_N if factor == 1.0 else in_N * factor, into)
     if is_wide:
-        return int(
-            library.gw_exponents_encode(address(in_N), factor, numel, *into.addresses, threads)
-        )
+        return int(library.gw_exponents_encode(in_N, factor, numel, *into))
     assert factor == 1.0
-    return int(library.gw_exponents_encode16(address(in_N), numel, *into.addresses[1:], threads))
+    return int(library.gw_exponents_encode16(in_N, numel, *into[1:]))
 
 
 def decode_exponents(
@@ -88,12 +81,11 @@ def decode_exponents(
     if library is None:
         wrong = _reference_decode(coded, out_N, factor, add=add)
     else:
-        sizes = (coded.codes_C.numel(), numel, address(out_N))
-        threads = torch.get_num_threads()
+        sizes = (coded.codes_C.numel(), numel, out_N)
         if is_wide:
-            wrong = library.gw_exponents_decode(*coded.addresses, *sizes, factor, add, threads)
+            wrong = library.gw_exponents_decode(*coded, *sizes, factor, add)
         else:
-            wrong = library.gw_exponents_decode16(*coded.addresses[1:], *sizes, threads)
+            wrong = library.gw_exponents_decode16(*coded[1:], *sizes)
     if wrong == -2:
         raise MemoryError(f"exponents of {numel} elements: no memory for the places of blocks")
     if wrong >= 0:

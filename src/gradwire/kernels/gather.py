@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidSetting, invalid
-from .build import address, check_floating, check_vector, load_library, serves_cpp
+from .build import check_floating, check_vector, load_library, serves_cpp
 
 
 def take(
@@ -30,22 +30,12 @@ def take(
     check_floating("source_N", source_N)
     check_vector("indices_K", indices_K, count, torch.int32)
     check_vector("values_K", values_K, count, source_N.dtype)
-    if residual_N is not None:
-        check_vector("residual_N", residual_N, numel, source_N.dtype)
+    check_vector("residual_N", residual_N, numel, source_N.dtype)
     library = load_library("gather") if serves_cpp(source_N, residual_N) else None
     if library is None:
         bad = _reference_take(source_N, indices_K, values_K, scale, residual_N)
     else:
-        bad = library.gw_take(
-            address(source_N),
-            address(indices_K),
-            count,
-            numel,
-            scale,
-            address(values_K),
-            address(residual_N),
-            torch.get_num_threads(),
-        )
+        bad = library.gw_take(source_N, indices_K, count, numel, scale, values_K, residual_N)
     if bad >= 0:
         raise InvalidSetting(
             f"indices_K[{bad}] must lie in [0, {numel}), got {int(indices_K[bad])}; the list was "
@@ -76,8 +66,8 @@ def lay_runs(
     if library is None:
         _reference_lay_runs(numbers_K, counts_R, tos_R, shifts_R, out)
         return
-    tables = (address(counts_R), address(tos_R), address(shifts_R), num_runs)
-    library.gw_lay_runs(address(numbers_K), *tables, address(out))
+    tables = (counts_R, tos_R, shifts_R, num_runs)
+    library.gw_lay_runs(numbers_K, *tables, out)
 
 
 def _reference_lay_runs(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .build import address, check_floating, check_vector, load_library, serves_cpp
+from .build import check_floating, check_vector, load_library, serves_cpp
 
 
 def accumulate(
@@ -40,14 +40,7 @@ def accumulate(
         _reference_accumulate(grad_N, velocity_N, pending_N, whole_N, momentum, nesterov)
         return
     library.gw_momentum_accumulate(
-        address(grad_N),
-        address(velocity_N),
-        address(pending_N),
-        address(whole_N),
-        grad_N.numel(),
-        momentum,
-        int(nesterov),
-        torch.get_num_threads(),
+        grad_N, velocity_N, pending_N, whole_N, grad_N.numel(), momentum, int(nesterov)
     )
 
 
@@ -68,14 +61,7 @@ def mask(velocity_N: Tensor, whole_N: Tensor, pending_N: Tensor, *, least: float
         any_stayed = (~left_N & (whole_N.abs() >= least)).any()
         velocity_N.masked_fill_(left_N & any_stayed, 0.0)
         return
-    library.gw_momentum_mask(
-        address(velocity_N),
-        address(whole_N),
-        address(pending_N),
-        velocity_N.numel(),
-        least,
-        torch.get_num_threads(),
-    )
+    library.gw_momentum_mask(velocity_N, whole_N, pending_N, velocity_N.numel(), least)
 
 
 def _reference_accumulate(

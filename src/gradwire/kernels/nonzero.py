@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid
-from .build import INT32_MAX, address, check_floating, check_vector, load_library, serves_cpp
+from .build import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
 
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
@@ -30,19 +30,11 @@ def nonzero_units(
         raise invalid("grad_N", f"{num_units} units", f"at most {INT32_MAX}", "cut it in chunks")
     room = values_offset(num_units, grad_N.dtype) + num_units * width * grad_N.element_size()
     check_vector("buffer", buffer, max(buffer.numel(), room), torch.uint8)
-    if residual_N is not None:
-        check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
+    check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
     library = load_library("nonzero") if serves_cpp(grad_N, residual_N) else None
     if library is None:
         return _reference(grad_N, buffer, width, residual_N)
-    kept = library.gw_nonzero(
-        address(grad_N),
-        address(residual_N),
-        grad_N.numel(),
-        width,
-        address(buffer),
-        torch.get_num_threads(),
-    )
+    kept = library.gw_nonzero(grad_N, residual_N, grad_N.numel(), width, buffer)
     if kept < 0:
         raise MemoryError(f"non-zero units of {grad_N.numel()} elements: no memory for counts")
     return int(kept)

@@ -1,4 +1,4 @@
-"""Selection by magnitude, exact or by threshold, and adding sparse entries to a dense vector.
+"""Selection by magnitude, and adding sparse entries to a dense vector.
 
 Source: the selection step of Lin et al. 2018, "Deep Gradient Compression", done exactly.
 Legend: N elements, K selected elements, L ranges.
@@ -11,12 +11,12 @@ a list of more than 2^31 - 1 elements, which int32 indices cannot address.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from ..errors import InvalidSetting, invalid
-from .build import INT32_MAX, address, check_floating, check_vector, load_library, serves_cpp
+from .build import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
 
 _REFUSED = 2
 """The status that the C++ returns for ranges that are not valid."""
@@ -60,7 +60,7 @@ def topk_many(
         lengths = grad_N.numel(), indices_K.numel()
         words.extend((grad_N.data_ptr(), kept, *lengths, indices_K.data_ptr(), values_K.data_ptr()))
     tasks = words.buffer_info()[0]
-    if library.gw_topk_many(tasks, len(operands), torch.get_num_threads()):
+    if library.gw_topk_many(tasks, len(operands)):
         num_elements = sum(grad_N.numel() for grad_N in grads)
         raise MemoryError(f"top-k of {num_elements} elements: no memory for its candidates")
 
@@ -75,13 +75,12 @@ def _check_topk(
     check_floating("grad_N", grad_N)
     check_vector("indices_K", indices_K, num_selected, torch.int32)
     check_vector("values_K", values_K, num_selected, grad_N.dtype)
-    if residual_N is not None:
-        check_vector("residual_N", residual_N, num_elements, grad_N.dtype)
+    check_vector("residual_N", residual_N, num_elements, grad_N.dtype)
     if num_selected > num_elements:
         raise invalid(
             "indices_K", num_selected, f"at most grad_N's length {num_elements}", "shorten it"
         )
-    _check_addressable("grad_N", num_elements)
+    check_addressable("grad_N", num_elements)
 
 
 def topk_ranges(
@@ -102,7 +101,7 @@ def topk_ranges(
     """
     num_elements, num_ranges, num_selected = c_N.numel(), starts_L.numel(), indices_K.numel()
     check_floating("c_N", c_N)
-    _check_addressable("c_N", num_elements)
+    check_addressable("c_N", num_elements)
     tables = (starts_L, stops_L, ks_L, starts_L if firsts_L is None else firsts_L)
     for name, table_L in zip(("starts_L", "stops_L", "ks_L", "firsts_L"), tables, strict=True):
         check_vector(name, table_L, num_ranges, torch.int64)
@@ -114,14 +113,7 @@ def topk_ranges(
         _reference_topk_ranges(c_N, *tables, indices_K, values_K)
         return
     status = library.gw_topk_ranges(
-        address(c_N),
-        num_elements,
-        *map(address, tables),
-        num_ranges,
-        address(indices_K),
-        address(values_K),
-        num_selected,
-        torch.get_num_threads(),
+        c_N, num_elements, *tables, num_ranges, indices_K, values_K, num_selected
     )
     if status == _REFUSED:
         _check_ranges(num_elements, num_selected, *tables)
@@ -147,56 +139,6 @@ def _check_ranges(
         raise invalid("indices_K", num_selected, accepted, "slice it to that length")
 
 
-Room = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
-"""Gives the (indices_K int32, values_K) that K selected elements are to be listed in."""
-
-
-def reaching(
-    grad_N: torch.Tensor | None,
-    threshold: float,
-    most: int,
-    room: Room,
-    residual_N: torch.Tensor | None = None,
-) -> None:
-    """Lists by ascending index what of c is not 0 and no smaller than ``threshold`` by magnitude.
-
-    ``threshold`` is rounded to the dtype of c; what is not finite always reaches it. Of more than
-    ``most`` elements that do, the ``most`` largest are listed, as ``topk`` ranks them. How many
-    there are is known before they are listed: ``room(K)`` is called once, on this thread.
-
-    ``residual_N`` is as in ``topk``. Without ``grad_N`` it holds c already. One pass over memory:
-    4 bytes an element, 12 with a gradient and a residual; one more where more than ``most`` reach.
-    """
-    if not threshold >= 0:
-        raise invalid("threshold", threshold, "0 or more", "give the least magnitude to keep")
-    whole_N = residual_N if grad_N is None else grad_N
-    assert whole_N is not None, "neither a gradient nor a residual"
-    check_floating("grad_N", whole_N)
-    if residual_N is not None:
-        check_vector("residual_N", residual_N, whole_N.numel(), whole_N.dtype)
-    _check_addressable("grad_N", whole_N.numel())
-    most = min(most, whole_N.numel())
-    library = load_library("select") if serves_cpp(grad_N, residual_N) else None
-    if library is None:
-        _reference_reaching(grad_N, threshold, most, room, residual_N)
-        return
-    count = library.gw_reach(
-        address(grad_N),
-        address(residual_N),
-        whole_N.numel(),
-        threshold,
-        most,
-        torch.get_num_threads(),
-    )
-    if count >= 0:
-        indices_K, values_K = room(count)
-        check_vector("indices_K", indices_K, count, torch.int32)
-        check_vector("values_K", values_K, count, whole_N.dtype)
-        into = (address(indices_K), address(values_K), torch.get_num_threads())
-    if count < 0 or library.gw_list(address(residual_N), *into):
-        raise MemoryError(f"selection from {whole_N.numel()} elements: no memory to list it in")
-
-
 def scatter_add(
     indices_K: torch.Tensor,
     values: torch.Tensor,
@@ -219,14 +161,7 @@ def scatter_add(
         bad = _reference_scatter_add(indices_K, values, out_N, scale, width)
     else:
         bad = library.gw_scatter_add(
-            address(indices_K),
-            address(values),
-            num_entries,
-            address(out_N),
-            out_N.numel(),
-            width,
-            scale,
-            torch.get_num_threads(),
+            indices_K, values, num_entries, out_N, out_N.numel(), width, scale
         )
     if bad >= 0:
         raise InvalidSetting(
@@ -250,7 +185,8 @@ def _reference_scatter_add(
     return -1
 
 
-def _check_addressable(name: str, num_elements: int) -> None:
+def check_addressable(name: str, num_elements: int) -> None:
+    """Refuses a vector whose places an int32 cannot tell."""
     if num_elements > INT32_MAX:
         raise invalid(name, num_elements, f"at most {INT32_MAX} elements", "cut it in chunks")
 
@@ -261,9 +197,9 @@ def _reference_topk(
     values_K: torch.Tensor,
     residual_N: torch.Tensor | None,
 ) -> None:
-    c_N = _whole(grad_N, residual_N)
-    order_N = _key(c_N).sort(descending=True, stable=True).indices
-    _take(c_N, order_N[: indices_K.numel()].sort().values, indices_K, values_K, residual_N)
+    c_N = grad_N if residual_N is None else grad_N + residual_N
+    order_N = keys_of(c_N).sort(descending=True, stable=True).indices
+    list_chosen(c_N, order_N[: indices_K.numel()].sort().values, indices_K, values_K, residual_N)
 
 
 def _reference_topk_ranges(
@@ -284,43 +220,20 @@ def _reference_topk_ranges(
         done += k
 
 
-def _reference_reaching(
-    grad_N: torch.Tensor | None,
-    threshold: float,
-    most: int,
-    room: Room,
-    residual_N: torch.Tensor | None,
-) -> None:
-    c_N = _whole(grad_N, residual_N)
-    bound = torch.tensor(threshold, dtype=c_N.dtype, device=c_N.device)
-    passes_N = (~(c_N.abs() < bound) & (c_N != 0)) | ~c_N.isfinite()
-    chosen_K = passes_N.nonzero().flatten()
-    if chosen_K.numel() > most:
-        order_K = _key(c_N[chosen_K]).sort(descending=True, stable=True).indices
-        chosen_K = chosen_K[order_K[:most]].sort().values
-    _take(c_N, chosen_K, *room(chosen_K.numel()), residual_N)
-
-
-def _whole(grad_N: torch.Tensor | None, residual_N: torch.Tensor | None) -> torch.Tensor:
-    if grad_N is None:
-        assert residual_N is not None
-        return residual_N
-    return grad_N if residual_N is None else grad_N + residual_N
-
-
-def _key(c_N: torch.Tensor) -> torch.Tensor:
+def keys_of(c_N: torch.Tensor) -> torch.Tensor:
     """The keys by which elements are ranked: their bits without the sign."""
     pattern = _BIT_PATTERNS[c_N.element_size()]
     return c_N.view(pattern) & torch.iinfo(pattern).max
 
 
-def _take(
+def list_chosen(
     c_N: torch.Tensor,
     chosen_K: torch.Tensor,
     indices_K: torch.Tensor,
     values_K: torch.Tensor,
     residual_N: torch.Tensor | None,
 ) -> None:
+    """Lists these elements of c; the residual loses them, and what is not finite."""
     indices_K.copy_(chosen_K)
     values_K.copy_(c_N[chosen_K])
     if residual_N is not None:

@@ -22,6 +22,7 @@ from gradwire.kernels.sparse.entries import Entries, Parts
 from gradwire.kernels.sparse.gpu import partition as gpu
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
+from gradwire_lab.hashing.algorithm_1 import algorithm_1
 from tests.laws.format_laws import loses_nothing
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
@@ -53,7 +54,7 @@ def two_passes(entries: Entries, *where: Any) -> Parts:
 
 def hashed(entries: Entries, *where: Any, **memory: int) -> Parts:
     """Algorithm 1, whatever of it spills."""
-    found, _ = gpu.algorithm_1(on_device(entries), *where, **memory)
+    found, _ = algorithm_1(on_device(entries), *where, **memory)
     return on_cpu(found)
 
 
@@ -147,19 +148,19 @@ def test_the_permutation_has_the_same_bits(numel: int) -> None:
 def test_what_overflows_is_counted() -> None:
     num_units, world = 4000, 4
     entries, shuffle = on_device(some(num_units, 2000)), Permutation(num_units, 1)
-    _, roomy = gpu.algorithm_1(entries, num_units, world, shuffle)
+    _, roomy = algorithm_1(entries, num_units, world, shuffle)
     assert roomy.fallback == 0
     assert 0 < roomy.serial < 0.2 * entries.num  # half as full as there are cells, three tries
-    _, tight = gpu.algorithm_1(entries, num_units, world, shuffle, parallel=2000, serial=4)
+    _, tight = algorithm_1(entries, num_units, world, shuffle, parallel=2000, serial=4)
     assert tight.serial == 4
     assert tight.fallback > 100
-    _, single = gpu.algorithm_1(entries, num_units, world, shuffle, rehashes=1)
+    _, single = algorithm_1(entries, num_units, world, shuffle, rehashes=1)
     assert single.serial + single.fallback > roomy.serial + roomy.fallback
 
 
 def test_indices_outside_are_named() -> None:
     wrong = Entries(torch.tensor([3, 10], dtype=torch.int32), torch.ones(2))
-    for way in (gpu.two_passes, gpu.algorithm_1):
+    for way in (gpu.two_passes, algorithm_1):
         with pytest.raises(InvalidSetting, match=r"index 1 must lie in \[0, 10\), got 10"):
             way(on_device(wrong), 10, 2, None)
 
@@ -169,12 +170,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from gradwire.kernels.sparse.gpu import device
+from gradwire_lab.hashing import hash_device
 
 shapes = {"WORLD": 8, "BLOCK": 1024, "REHASHES": 3}
 scalars = {"num_entries", "num_blocks", "length", "parallel", "serial", "last"}
 ones = shapes | dict.fromkeys(scalars, 1)  # a launch makes every 1 that it is given a constant
 given = [(kernel, shapes) for kernel in (device.permute, device.count, device.move)]
-for kernel, fixed in (*given, (device.hash_entries, shapes), (device.hash_entries, ones)):
+for kernel, fixed in (*given, (hash_device.hash_entries, shapes), (hash_device.hash_entries, ones)):
     names = kernel.arg_names
     constants = {name: fixed[name] for name in names if name in fixed}
     types = {name: "i32" if name in scalars else "*i32" for name in names}

@@ -10,7 +10,6 @@ import torch
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.sparse.entries import Entries, Part, check_entries, nonzero
-from gradwire.kernels.sparse.formats.bitmap import bitmap
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.elias_fano import elias_fano
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
@@ -18,6 +17,7 @@ from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.kernels.sparse.scatter import scatter_entries
+from papers.zen.bitmap import bitmap
 
 
 @pytest.fixture(params=[False, True], ids=["compiled", "reference"], autouse=True)

@@ -40,6 +40,7 @@ from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.micro.kernel import COPY_BYTES, KernelCase, codec_cases, shipped
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
+from gradwire_lab.hashing.algorithm_1 import algorithm_1
 
 from . import ahead, kernel_peers, offload
 from .device_rank import SIDES
@@ -242,14 +243,14 @@ def _partitions(bench: DeviceBench) -> list[Row]:
     given = Entries(indices_K, values), bench.zen_numel, 8, Permutation(bench.zen_numel, seed=1)
     ways: dict[str, Callable[..., Any]] = {"cpu": partition}
     if device.type == "cuda":
-        ways = {"two passes": gpu_partition.two_passes, "algorithm 1": gpu_partition.algorithm_1}
+        ways = {"two passes": gpu_partition.two_passes, "algorithm 1": algorithm_1}
     rows: list[Row] = []
     for name, way in ways.items():
         call = functools.partial(way, *given)
         taken = [_taken_s(call, device, 1) for _ in range(bench.rounds + 1)][1:]
         rows.append({"name": f"partition/{name}", "kernel_s": median(taken), "num_entries": count})
     if device.type == "cuda":
-        _, spill = gpu_partition.algorithm_1(*given)
+        _, spill = algorithm_1(*given)
         rows[1] |= {"serial": spill.serial, "fallback": spill.fallback}
     return rows
 

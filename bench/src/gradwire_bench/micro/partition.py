@@ -31,6 +31,7 @@ from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.micro.draws import IndexDraws
 from gradwire_bench.micro.kernel import COPY_BYTES, seconds
+from gradwire_lab.hashing.algorithm_1 import algorithm_1
 
 CPU_STEPS = ("partition", "merge", "encode", "decode")
 _log = logging.getLogger("gradwire")
@@ -132,12 +133,12 @@ def _on_gpu(draws: IndexDraws, rounds: int, device: torch.device) -> list[Row]:
     times = _in_turn(
         {
             "two passes": partial(gpu.two_passes, *where),
-            "algorithm 1": partial(gpu.algorithm_1, *where),
+            "algorithm 1": partial(algorithm_1, *where),
         },
         rounds,
         device,
     )
-    _, spill = gpu.algorithm_1(*where)
+    _, spill = algorithm_1(*where)
     rows = [_row(name, taken) for name, taken in times.items()]
     rows[1] |= {"serial": spill.serial, "fallback": spill.fallback}
     return rows

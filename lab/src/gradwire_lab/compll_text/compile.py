@@ -46,13 +46,13 @@ from torch import Tensor
 from gradwire.contract import State
 from gradwire.contract.payload import Payload
 from gradwire.dsl import ir
-from gradwire.dsl.coders import Coder, coder
 from gradwire.dsl.language import Compressed, Type
-from gradwire.dsl.lowrank import MatrixProgram
-from gradwire.dsl.matrices import Matrix
 from gradwire.dsl.program import Program
 from gradwire.dsl.symbols import Vector, tracing
 from gradwire.errors import InvalidSetting, NotInstalled, invalid
+from gradwire_lab.dsl.coders import Coder, coder
+from gradwire_lab.dsl.lowrank import MatrixProgram
+from gradwire_lab.dsl.matrices import Matrix
 
 from .run import ProgramTrace
 from .tree import Declared, Parsed, Text, trees

@@ -17,8 +17,9 @@ import numpy as np
 from gradwire.dsl import language
 from gradwire.dsl.ir import BOOL, FLOAT32, UNSIGNED, Op
 from gradwire.dsl.language import Compressed, Scalar, Type, Vector
-from gradwire.dsl.matrices import Matrix, matmul, orthogonal
 from gradwire.dsl.symbols import Symbol, refuse
+from gradwire_lab.dsl.coders import repeat, runs
+from gradwire_lab.dsl.matrices import Matrix, matmul, orthogonal
 
 from .tree import Kind
 
@@ -117,6 +118,8 @@ OPERATORS: dict[str, Callable[..., Value]] = {
     "filter": _filter,
     "matmul": matmul,
     "orthogonal": orthogonal,
+    "repeat": repeat,
+    "runs": runs,
     "transposed": _transposed,
 }
 """The functions that a text may call, beside its own, concat, extract and decomp."""

@@ -12,9 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.kernels import magnitudes
+from gradwire.errors import invalid
+from gradwire.kernels.build import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
+
+from ._reaching import SOURCES
 
 _NOT_FINITE = 0x7F80
+_NUM_BINS = 1 << 15
 
 
 class Moments(NamedTuple):
@@ -49,7 +53,7 @@ class Magnitudes:
     @classmethod
     def of(cls, grad_N: Tensor, residual_N: Tensor | None = None) -> Magnitudes:
         """The magnitudes of gradient plus residual; the residual holds this sum afterwards."""
-        return cls(*magnitudes.histogram(grad_N, residual_N))
+        return cls(*histogram(grad_N, residual_N))
 
     def num_reaching(self, threshold: float) -> int:
         """How many elements are no smaller than the edge that is nearest to ``threshold``.
@@ -113,3 +117,49 @@ class Magnitudes:
     def _place(self, threshold: float) -> int:
         """The first bin whose middle is no smaller, or the last."""
         return min(bisect_left(self._levels, threshold), len(self._levels) - 1)
+
+
+# ---- the histogram -----------------------------------------------------------------------------
+#
+# N elements, B bins. With c = grad + residual. A float's upper half without the sign (exponent and
+# 7 bits of significand) is its bin: 2^15 of them, each no wider than a 128th of its lower edge.
+# From how many elements each bin holds follow count, mean, variance and mean logarithm of what
+# reaches any edge, so that an estimator which fits, looks and fits again needs no second pass.
+# Counts are whole numbers: no thread or machine changes them.
+
+
+def histogram(grad_N: Tensor, residual_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The bins of c that are not empty: (bins_B int32, ascending; counts_B2 int64).
+
+    A bin's counts are of its positive and of its negative elements. Its lower edge is the float32
+    of bits bin << 16. Bin 0 holds zeros (and what is below 1e-40), bins from 0x7f80 on what is not
+    finite. ``residual_N`` (the gradient's dtype) then holds c. Of another dtype than float32 an
+    element is in the bin of the float32 next to it towards zero, so it reaches its bin's edge.
+    """
+    check_floating("grad_N", grad_N)
+    check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
+    if grad_N.numel() > INT32_MAX:
+        raise invalid("grad_N", grad_N.numel(), f"at most {INT32_MAX} elements", "cut it in chunks")
+    library = load_library("histogram", folder=SOURCES) if serves_cpp(grad_N, residual_N) else None
+    if library is None:
+        return _reference_histogram(grad_N, residual_N)
+    num_bins = library.gw_histogram(grad_N, residual_N, grad_N.numel())
+    if num_bins < 0:
+        raise MemoryError("histogram of a gradient: no memory for its tables")
+    bins_B = torch.empty(num_bins, dtype=torch.int32)
+    counts_B2 = torch.empty(num_bins, 2, dtype=torch.int64)
+    library.gw_histogram_list(bins_B, counts_B2)
+    return bins_B, counts_B2
+
+
+def _reference_histogram(grad_N: Tensor, residual_N: Tensor | None) -> tuple[Tensor, Tensor]:
+    c_N = grad_N if residual_N is None else residual_N.add_(grad_N)
+    near_N = c_N.to(torch.float32)
+    # Not rounded away from zero: what is counted in a bin reaches its edge.
+    beyond_N = near_N.to(c_N.dtype).abs() > c_N.abs()
+    near_N = torch.where(beyond_N, near_N.nextafter(torch.zeros_like(near_N)), near_N)
+    bits_N = near_N.contiguous().view(torch.int32)
+    place_N = 2 * ((bits_N >> 16) & (_NUM_BINS - 1)) + (bits_N < 0)
+    counts = torch.bincount(place_N, minlength=2 * _NUM_BINS).view(_NUM_BINS, 2)
+    bins_B = counts.sum(1).nonzero().flatten()
+    return bins_B.to(torch.int32), counts[bins_B]

@@ -20,9 +20,9 @@ from gradwire.contract import Layout, State, Traits
 from gradwire.contract.bounds import check_cap, check_share
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import TensorSpec, spec_of
-from gradwire.kernels import select
 
 from ._magnitudes import Magnitudes
+from ._reaching import compile_ahead, reaching
 
 _CAP = 2.0
 
@@ -38,6 +38,10 @@ class Reaching(Coo):
     @abstractmethod
     def most(self, numel: int) -> int:
         """The most that is sent of ``numel`` elements."""
+
+    def init(self, spec: TensorSpec) -> State:
+        compile_ahead(spec)
+        return super().init(spec)
 
     def format(self, spec: TensorSpec) -> Format:
         check_addressable(type(self).__name__, spec)
@@ -56,7 +60,7 @@ class Reaching(Coo):
         residual_N: Tensor | None,
         buffer: Tensor | None,
     ) -> Payload:
-        """The payload of what reaches ``threshold``; operands as ``select.reaching`` has them."""
+        """The payload of what reaches ``threshold``; operands as ``reaching`` has them."""
         whole_N = residual_N if grad_N is None else grad_N
         assert whole_N is not None
         made: list[tuple[Payload, Tensor]] = []
@@ -71,7 +75,7 @@ class Reaching(Coo):
             made.append((payload, values_K))
             return payload["indices"], values_K
 
-        select.reaching(grad_N, threshold, self.most(whole_N.numel()), room, residual_N)
+        reaching(grad_N, threshold, self.most(whole_N.numel()), room, residual_N)
         payload, exact_K = made[0]
         if exact_K.dtype != payload["values"].dtype:
             round_to_wire(payload["values"], exact_K, payload["indices"], residual_N)

@@ -31,6 +31,18 @@ def _exp2(power: Tensor) -> Tensor:
     return (power.clamp(LEAST, MOST) - LEAST << 23).view(torch.float32)
 
 
+_CPP = """\
+namespace gw {
+
+inline int32_t exponent(float x) { return (bits_of(x) >> 23 & 0xFF) - 127; }
+
+inline float exp2(int32_t n) {
+  const int32_t inside = n < -127 ? -127 : n > 128 ? 128 : n;
+  return float_of((inside + 127) << 23);
+}
+
+}  // namespace gw"""
+
 _TRITON = """\
 @triton.jit
 def exponent_of(x):
@@ -49,7 +61,7 @@ exponent = register(
         result=int32,
         interp=_exponent,
         cpp="gw::exponent({})",
-        cpp_support='#include "exponent.h"',
+        cpp_support=_CPP,
         triton="exponent_of({})",
         triton_support=_TRITON,
     )
@@ -63,7 +75,7 @@ exp2 = register(
         result=float32,
         interp=_exp2,
         cpp="gw::exp2({})",
-        cpp_support='#include "exponent.h"',
+        cpp_support=_CPP,
         triton="power_of_two({})",
         triton_support=_TRITON,
     )

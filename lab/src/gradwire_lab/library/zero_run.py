@@ -8,9 +8,10 @@ Differences: a byte of five zeros is 0 and not 121, as the code of zero is 0 and
 
 from __future__ import annotations
 
-from gradwire.dsl.coders import coder
-from gradwire.dsl.language import Repeated, Vector, map, repeat, runs, uint_3, where
+from gradwire.dsl.language import Vector, map, uint_3, where
 from gradwire.dsl.operators import register
+
+from ..dsl.coders import Repeated, coder, repeat, runs
 
 _BASE = 241  # the code of a run, less its length
 

@@ -1,4 +1,4 @@
-"""Bitmaps: a bit for each unit tells whether it is sent; both bitmap formats share these functions.
+"""Bitmaps: a bit for each unit tells whether it is sent; formats share these functions.
 
 Bit i is bit i % 8, counted from the lowest, of byte i // 8. Bits behind the last unit are zeros.
 Legend: K entries, B bytes.
@@ -11,38 +11,13 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ...contract.payload import Field, Format, Payload
 from ...errors import InvalidSetting, invalid
-from ..build import address, load_library
-from .entries import Entries
-
-
-def layout(count: int, num_units: int, width: int, dtype: torch.dtype) -> Format:
-    """The layout of a bitmap's payload: values first, as they lie aligned so without a gap."""
-    bits = Field("bits", torch.uint8, num_bytes(num_units))
-    return Format((Field("values", dtype, count * width), bits))
+from ..build import load_library
 
 
 def num_bytes(num_units: int) -> int:
     """The bytes of a bitmap with one bit for each unit."""
     return -(-num_units // 8)
-
-
-def encode(entries: Entries, num_units: int, buffer: Tensor | None) -> Payload:
-    """The payload of entries whose indices ascend, without duplicates."""
-    indices_K, values, width = entries
-    form = layout(indices_K.numel(), num_units, width, values.dtype)
-    payload = Payload.empty(form, buffer, values.device)
-    payload["values"].copy_(values)
-    write(indices_K, num_units, payload["bits"])
-    return payload
-
-
-def decode(payload: Payload, num_units: int, width: int, room: Tensor | None) -> Entries:
-    """The entries of a payload, ascending; their values are a view of it."""
-    values = payload["values"]
-    count = values.numel() // width
-    return Entries(read(payload["bits"], num_units, count, room), values, width)
 
 
 def write(indices_K: Tensor, num_units: int, bits_B: Tensor) -> None:
@@ -56,12 +31,7 @@ def write(indices_K: Tensor, num_units: int, bits_B: Tensor) -> None:
         if bad < 0:
             _reference_write(indices_K, bits_B)
     else:
-        bad = library.gw_bits_write(
-            address(indices_K),
-            indices_K.numel(),
-            num_units,
-            address(bits_B),
-        )
+        bad = library.gw_bits_write(indices_K, indices_K.numel(), num_units, bits_B)
     if bad >= 0:
         raise InvalidSetting(
             f"entry {bad} of a bitmap of {num_units} units has index {int(indices_K[bad])}; "
@@ -81,13 +51,7 @@ def read(bits_B: Tensor, num_units: int, count: int, room: Tensor | None = None)
         out_K = set_K.int()
     else:
         out_K = torch.empty(count, dtype=torch.int32) if room is None else room[:count]
-        found = library.gw_bits_read(
-            address(bits_B),
-            num_units,
-            count,
-            address(out_K),
-            torch.get_num_threads(),
-        )
+        found = library.gw_bits_read(bits_B, num_units, count, out_K)
     check_found(found, count, num_units)
     return out_K
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..build import address, load_library, serves_cpp
+from ..build import load_library, serves_cpp
 from .entries import Entries, check_entries
 
 _NO_MEMORY, _FIRST_WRONG = -2, -3
@@ -86,9 +86,8 @@ def _run(
         num_places,
         ranks[0].width,
         scale,
-        address(places_K),
-        address(values),
-        torch.get_num_threads(),
+        places_K,
+        values,
     )
     return found
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...errors import invalid
-from ..build import address, has_triton, load_library
+from ..build import has_triton, load_library
 from .bits import NO_MEMORY
 from .entries import Entries, Parts, check_entries, out_of_range, part_length
 from .gpu import partition as gpu
@@ -92,18 +92,17 @@ def _run(
 ) -> tuple[int, ...]:
     counts_W = (ctypes.c_int64 * world)()
     bad = library.gw_partition(
-        address(entries.indices_K),
-        address(entries.values),
+        entries.indices_K,
+        entries.values,
         entries.num,
         entries.values.element_size() * entries.width,
         num_units,
         part_length(num_units, world),
         world,
         None if permutation is None else permutation.constants,
-        address(out.indices_K),
-        address(out.values),
+        out.indices_K,
+        out.values,
         counts_W,
-        torch.get_num_threads(),
     )
     if bad == NO_MEMORY:
         raise MemoryError(f"partition of {entries.num} entries: no memory for their places")

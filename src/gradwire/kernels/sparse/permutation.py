@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..build import INT32_MAX, address, load_library
+from ..build import INT32_MAX, load_library
 
 ROUNDS = 3
 _WORD = 2**64 - 1
@@ -108,14 +108,7 @@ class Permutation:
         if library is None or not given_K.is_contiguous() or not found.is_contiguous():
             bad = self._reference(given_K, found, inverse=inverse)
         else:
-            bad = library.gw_permute(
-                address(given_K),
-                given_K.numel(),
-                self.constants,
-                int(inverse),
-                address(found),
-                torch.get_num_threads(),
-            )
+            bad = library.gw_permute(given_K, given_K.numel(), self.constants, int(inverse), found)
         if bad >= 0:
             raise InvalidSetting(
                 f"index {bad} must lie in [0, {self.numel}), got {int(given_K[bad])}; "

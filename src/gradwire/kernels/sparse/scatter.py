@@ -5,11 +5,10 @@ Legend: N elements, K entries.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..build import address, load_library, serves_cpp
+from ..build import load_library, serves_cpp
 from .entries import Entries, Part, check_entries, num_units
 
 
@@ -26,17 +25,16 @@ def scatter_entries(entries: Entries, part: Part, out_N: Tensor, scale: float = 
     library = load_library("bits") if serves_cpp(values, out_N) else None
     if library is not None:
         bad = library.gw_scatter(
-            address(local_K),
-            address(values),
+            local_K,
+            values,
             entries.num,
             part.length,
             part.first,
             None if part.permutation is None else part.permutation.constants,
-            address(out_N),
+            out_N,
             out_N.numel(),
             width,
             scale,
-            torch.get_num_threads(),
         )
         if bad >= 0:
             raise out_of_part(bad, int(local_K[bad]), part.length)

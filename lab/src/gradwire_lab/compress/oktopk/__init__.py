@@ -52,6 +52,7 @@ from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import AllReduce, Steps
 
 from .._lists import FORMATS, check_formats
+from .._reaching import compile_ahead
 from .regions import Regions, even_cuts, slots_of, write_cuts
 from .sums import TOLD_BYTES, Turn, no_entries
 from .threshold import FEWEST, MOST, Taken, put_back, select_own
@@ -100,6 +101,7 @@ class oktopk(Exchange):
 
     def init(self, spec: TensorSpec, world: int) -> OktopkState:
         check_addressable("oktopk", spec)
+        compile_ahead(spec)
         return OktopkState(
             torch.zeros(1, dtype=torch.int64, device="cpu"),
             torch.zeros(2, dtype=torch.float64, device="cpu"),

@@ -15,6 +15,8 @@ from gradwire.kernels import select
 from gradwire.kernels.gather import take
 from gradwire.kernels.sparse.entries import Entries
 
+from .._reaching import reaching
+
 FEWEST, MOST = 0.5, 2.0
 """Least and most that a threshold may let pass, as factors of what is asked for."""
 
@@ -136,7 +138,7 @@ def _listed(
         made.append(_room(me, name, count, values_N))
         return made[0]
 
-    select.reaching(values_N, threshold, most, room, residual_N)
+    reaching(values_N, threshold, most, room, residual_N)
     return Entries(*made[0])
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ....contract.payload import Field, Format, Payload
 from ....errors import InvalidSetting, invalid
-from ...build import address, load_library
+from ...build import load_library
 from .. import bits
 from ..entries import Entries, check_entries
 from ..format import SparseFormat
@@ -110,12 +110,12 @@ def _encode(places_K: Tensor, num_units: int, payload: Payload) -> int:
             _reference_encode(places_K, low_bits(count, num_units), low, high)
         return bad
     found: int = library.gw_elias_encode(
-        address(places_K),
+        places_K,
         count,
         num_units,
         low_bits(count, num_units),
-        address(low),
-        address(high),
+        low,
+        high,
         high_bits(count, num_units),
     )
     return found
@@ -135,15 +135,7 @@ def _decode(payload: Payload, num_units: int, places_K: Tensor) -> int:
         return _first_wrong(places_K, num_units)
     bad = ctypes.c_int64()
     found = library.gw_elias_decode(
-        address(low),
-        address(high),
-        num_high,
-        count,
-        num_units,
-        num_low,
-        address(places_K),
-        ctypes.byref(bad),
-        torch.get_num_threads(),
+        low, high, num_high, count, num_units, num_low, places_K, ctypes.byref(bad)
     )
     bits.check_found(found, count, num_high)
     return bad.value

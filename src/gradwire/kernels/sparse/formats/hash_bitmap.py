@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ....contract.payload import Format, Payload
+from ....contract.payload import Field, Format, Payload
 from .. import bits
 from ..entries import Entries, check_entries
 from ..format import SparseFormat
@@ -32,16 +32,25 @@ class hash_bitmap(SparseFormat):
     def layout(
         self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
     ) -> Format:
-        return bits.layout(count, num_units, width, dtype)
+        # Values first, as they lie aligned so without a gap.
+        marks = Field("bits", torch.uint8, bits.num_bytes(num_units))
+        return Format((Field("values", dtype, count * width), marks))
 
     def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
         check_entries(entries)
-        return bits.encode(entries, num_units, buffer)
+        indices_K, values, width = entries
+        form = self.layout(indices_K.numel(), num_units, width, values.dtype)
+        payload = Payload.empty(form, buffer, values.device)
+        payload["values"].copy_(values)
+        bits.write(indices_K, num_units, payload["bits"])
+        return payload
 
     def decode(
         self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
     ) -> Entries:
-        return bits.decode(payload, num_units, width, room)
+        values = payload["values"]
+        count = values.numel() // width
+        return Entries(bits.read(payload["bits"], num_units, count, room), values, width)
 
 
 EXAMPLES = (hash_bitmap(),)

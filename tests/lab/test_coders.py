@@ -26,8 +26,6 @@ from gradwire.dsl.language import (
     indices,
     map,
     reduce,
-    repeat,
-    runs,
     size,
     uint1,
     uint2,
@@ -38,6 +36,7 @@ from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
+from gradwire_lab.dsl.coders import repeat, runs
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import same_bits
 from gradwire_lab.library.zero_run import zero_run

@@ -1,6 +1,6 @@
 """Coders of runs on a GPU: a program codes a block, so what a run needs of others stays in it.
 
-The definition, and what is on the wire, is ``dsl/runs.py``. Of a gradient's coded bytes nothing
+The definition, and what is on the wire, is ``coders.py``. Of a gradient's coded bytes nothing
 but their number, and whether they are a code, comes to the host: one copy each.
 
 Legend: U plain bytes, C coded ones, B blocks.

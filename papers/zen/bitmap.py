@@ -10,37 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from ....contract.payload import Format, Payload
-from ....errors import invalid
-from .. import bits
-from ..entries import Entries, Part, check_entries
-from ..format import SparseFormat
+from gradwire.contract.payload import Payload
+from gradwire.errors import invalid
+from gradwire.kernels.sparse.entries import Part
+from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 
 
 @dataclass(frozen=True, kw_only=True)
-class bitmap(SparseFormat):
+class bitmap(hash_bitmap):
     """Values in ascending order of their indices, then one bit for each unit.
 
     >>> bitmap().size_bytes(100, 10_000)
     1650
     """
-
-    def layout(
-        self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
-    ) -> Format:
-        return bits.layout(count, num_units, width, dtype)
-
-    def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
-        check_entries(entries)
-        return bits.encode(entries, num_units, buffer)
-
-    def decode(
-        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
-    ) -> Entries:
-        return bits.decode(payload, num_units, width, room)
 
     def scatter(
         self,
@@ -59,6 +43,3 @@ class bitmap(SparseFormat):
                 "use hash_bitmap",
             )
         super().scatter(payload, part, out_N, scale=scale, width=width)
-
-
-EXAMPLES = (bitmap(),)

@@ -1,4 +1,4 @@
-"""Coders of one's own, as programs and in C++: what is none is refused with its line."""
+"""Coders of one's own: what is none is refused with its line."""
 
 from __future__ import annotations
 
@@ -10,32 +10,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from gradwire.dsl.coders import Coder, coder
 from gradwire.dsl.language import (
-    Compressed,
     Vector,
     add,
-    concat,
-    extract,
     filter,
     float32,
     map,
     reduce,
-    repeat,
-    runs,
     uint1,
     uint_3,
     where,
 )
-from gradwire.dsl.operators import register
-from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
-from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
 from gradwire_lab.compll_text.compile import compile_coder
-from gradwire_lab.laws.tolerance import same_bits
+from gradwire_lab.dsl.coders import Coder, coder, repeat, runs
 from gradwire_lab.library.zero_run import zero_run
 from tests.strategies import bounded
 
@@ -46,7 +36,7 @@ compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
 
 def test_the_texts_zero_run_is_the_librarys():
-    found = compile_coder((Path(__file__).parents[1] / "lab" / "zero_run.compll"), takes=(uint_3,))
+    found = compile_coder(Path(__file__).with_name("zero_run.compll"), takes=(uint_3,))
     assert found.texts == zero_run.texts
 
 
@@ -137,74 +127,9 @@ def test_what_is_no_coder_is_refused_with_the_line(case):
 def test_a_text_that_is_no_coder_is_refused():
     with pytest.raises(InvalidSetting, match="bytes to bytes"):
         compile_coder("void encode(uint8* a, uint8* b) { b = a; }", takes=(uint_3,))
-    twice = (
-        (Path(__file__).parents[1] / "lab" / "zero_run.compll")
-        .read_text()
-        .replace("241 + ", "240 + ")
-    )
+    twice = Path(__file__).with_name("zero_run.compll").read_text().replace("241 + ", "240 + ")
     with pytest.raises(InvalidSetting, match="2 times byte 0 sent as 242, which comes back as 1"):
         compile_coder(twice, takes=(uint_3,))
-
-
-# ---- a coder of one's own ----------------------------------------------------------------------
-
-
-def _cut(plain_U: Tensor, block_bytes: int) -> tuple[Tensor, Tensor]:
-    blocks = plain_U.split(block_bytes) if plain_U.numel() else ()
-    lengths = [int(block.ne(0).nonzero().amax()) + 1 if block.any() else 0 for block in blocks]
-    parts = [block[:length] for block, length in zip(blocks, lengths, strict=True)]
-    return torch.tensor(lengths), torch.cat(parts)
-
-
-def _filled(lengths_B: Tensor, coded_C: Tensor, plain_U: Tensor, block_bytes: int) -> int:
-    parts = coded_C.split(lengths_B.tolist())
-    for block_U, part_U in zip(plain_U.zero_().split(block_bytes), parts, strict=True):
-        block_U[: part_U.numel()] = part_U
-    return -1
-
-
-without_tail = register(
-    Coder(
-        "without_tail",
-        takes=(uint1, uint_3),
-        encode=_cut,
-        decode=_filled,
-        cpp_support="""\
-static int64_t without_tail_encode(uint8_t* bytes, int64_t n) {
-  while (n && !bytes[n - 1]) --n;
-  return n;
-}
-static bool without_tail_decode(const uint8_t* in, int64_t length, uint8_t* out, int64_t n) {
-  std::memcpy(out, in, length);
-  std::memset(out + length, 0, n - length);
-  return true;
-}""",
-    )
-)
-
-
-class front(Program, exact_size=False):
-    """Whether elements are positive, without the zeros behind the last that is."""
-
-    def encode(self, gradient: Vector) -> Compressed:
-        return concat(bits=without_tail(map(gradient, lambda x: uint1(x > 0))))
-
-    def decode(self, compressed: Compressed) -> Vector:
-        return map(extract(compressed)[0], lambda bit: bit)
-
-
-@compiled
-def test_a_coder_of_ones_own_serves_like_any():
-    grad_N = torch.zeros(1000)
-    grad_N[[3, 150, 600]] = 1.0
-    payload, _ = front(block=128).encode(None, grad_N)
-    assert without_tail.library() is not None
-    assert payload["bits_lengths"].tolist() == [1, 3, 0, 0, 12, 0, 0, 0]
-    assert torch.equal(front(block=128).decode(payload, torch.empty(1000)), grad_N)
-    with reference_only():
-        reference, _ = front(block=128).encode(None, grad_N)
-        assert torch.equal(front(block=128).decode(payload, torch.empty(1000)), grad_N)
-    assert same_bits(payload.buffer, reference.buffer)
 
 
 @pytest.mark.parametrize(
@@ -214,23 +139,9 @@ def test_a_coder_of_ones_own_serves_like_any():
         ({"name": "floor"}, "coder name must be a name of its own"),
         ({"takes": ()}, "takes must be one or more unsigned types"),
         ({"takes": (float32,)}, "takes must be one or more unsigned types"),
-        ({"decode": None}, "decode must be a function"),
-        ({"cpp_support": "static int other;"}, "C\\+\\+ with attempt_encode"),
     ],
 )
 def test_forms_that_do_not_fit_are_refused(changed, text):
-    forms = {"takes": (uint1,), "encode": _cut, "decode": _filled}
-    forms["cpp_support"] = "void attempt_encode(); void attempt_decode();"
+    forms = {"name": "attempt", "takes": (uint1,), "encode": cut, "decode": whole_codes}
     with pytest.raises(InvalidSetting, match=text):
-        Coder(changed.pop("name", "attempt"), **{**forms, **changed})
-
-
-@compiled
-def test_a_length_that_no_block_has_is_refused():
-    text = """\
-static int64_t longer_encode(uint8_t*, int64_t n) { return n + 1; }
-static bool longer_decode(const uint8_t*, int64_t, uint8_t*, int64_t) { return true; }"""
-    longer = Coder("longer", takes=(uint1,), encode=_cut, decode=_filled, cpp_support=text)
-    plain_U, coded_C = torch.zeros(2, 4, dtype=torch.uint8)
-    with pytest.raises(InvalidSetting, match="length of a block by coder longer"):
-        longer.pack(plain_U, 2, torch.zeros(2, dtype=torch.int32), coded_C)
+        coder(**{**forms, **changed})

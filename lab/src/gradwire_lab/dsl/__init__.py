@@ -1,0 +1,9 @@
+"""CompLL's language in the lab: coders of packed bytes, and programs of matrices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gradwire.dsl.symbols import LANGUAGE
+
+LANGUAGE.append(str(Path(__file__).parent))
