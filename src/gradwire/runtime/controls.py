@@ -38,7 +38,6 @@ from .step.hooks import ModuleHooks
 from .step.messages import Message, ParamRange
 from .step.progress import Progress
 
-_NOBODY = checkpoint.Origin("", 1, 0, "")
 _DELIVERING = with_error_feedback(exchange_for(none()))
 
 
@@ -140,7 +139,7 @@ class Controls:
         wants_overlap = plan is not None and plan.overlap_forward and self.can_overlap
         if wants_overlap is not (self._hooks.overlap is not None):
             self._set_overlap(wants_overlap)
-        self.put(self.prepared(self.of_host(self._collected())))
+        self.put(self.prepared(self.of_host(checkpoint.collect(self._progress.messages))))
 
     def of_host(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """A state with all that this host's ranks have kept, each for its share.
@@ -165,16 +164,12 @@ class Controls:
 
         self.engine.wait([self.engine.launch(0, "shares", text())])
 
-    def _collected(self) -> dict[str, Any]:
-        return checkpoint.collect(self._progress.messages, _NOBODY)
-
     def prepared(self, saved: Mapping[str, Any]) -> list[Message]:
         """Messages of the plan in force with a state that was collected under this or another."""
         made = self._make_messages(self.plan)
         for place in checkpoint.homeless(saved, made):
             made[place] = self._delivering(made[place])
-        for message, state in zip(made, checkpoint.moved(saved, made), strict=True):
-            message.state = state
+        checkpoint.move(saved, made)
         return made
 
     def put(self, messages: Sequence[Message]) -> None:
@@ -247,13 +242,12 @@ class Controls:
         ]
         if owes == delivers:
             return
-        saved = self._collected()
+        saved = checkpoint.collect(self._progress.messages)
         made = [
             self._delivering(one) if owed else one
             for one, owed in zip(self._make_messages(self.plan), owes, strict=True)
         ]
-        for message, state in zip(made, checkpoint.moved(saved, made), strict=True):
-            message.state = state
+        checkpoint.move(saved, made)
         self.put(made)
 
     def _delivering(self, message: Message) -> Message:

@@ -217,19 +217,12 @@ class Handle(UnevenInputs):
         host's mean gradient, where this rank exchanges it, and 0 elsewhere. Those of a complex
         parameter are real and imaginary parts in turn.
         """
-        found: dict[str, Tensor] = {}
-        keeps_some = any(residuals_of(message.state) for message in self._progress.messages)
-        if keeps_some and self.overlap is not None:
+        from .state import checkpoint
+
+        messages = self._progress.messages
+        if self.overlap is not None and any(residuals_of(message.state) for message in messages):
             self.overlap.settle("stats() or residuals() read what is still being exchanged")
-        for message in self._progress.messages:
-            for tensor in residuals_of(message.state).values():
-                for slot in message.slots:
-                    if slot.name not in found:
-                        found[slot.name] = tensor.new_zeros(self.synchroniser.numel(slot.name))
-                    part = message.part(slot, tensor)
-                    first, last = message.range_of(slot, part)
-                    found[slot.name][first:last] += part
-        return found
+        return checkpoint.residuals(messages)
 
     def trace(self) -> Trace:
         """Spans of the last steps on this rank, and their densities where elements are selected.

@@ -9,9 +9,9 @@ old number of ranks, as ``redistribute`` does: a mean over more ranks delivers l
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from ..step.wire import Channel, carry_out
 
 _PART_BYTES = 2**25
 """Bytes that travel at once; each part may take as long as a message."""
-NOBODY = checkpoint.Origin("", 1, 0, "")
 
 
 class Healing(NamedTuple):
@@ -44,9 +43,11 @@ class Healing(NamedTuple):
     def packed(self, messages: Sequence[Message]) -> Tensor:
         """All of it as bytes in host memory."""
         optimizer, scaler = self[1:3]
-        kept = checkpoint.collect(messages, NOBODY)
+        kept = checkpoint.collect(messages)
         for name, fields in kept["params"].items():
-            kept["params"][name] = {p: fields[p] for p in fields if not _is_own(p)}
+            kept["params"][name] = {
+                path: held for path, held in fields.items() if not checkpoint.is_by_element(path)
+            }
         parts = {
             "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
             "optimizer": optimizer and optimizer.state_dict(),
@@ -64,20 +65,7 @@ class Healing(NamedTuple):
         for owner, state in (self.optimizer, parts["optimizer"]), (self.scaler, parts["scaler"]):
             if owner is not None:
                 owner.load_state_dict(state)
-        states = checkpoint.moved(parts["exchange"], messages)
-        for message, own in zip(messages, states, strict=True):
-            message.state = own
-
-
-def _is_own(path: str) -> bool:
-    return path.endswith("_N")
-
-
-def scale(saved: Mapping[str, Any], factor: float, which: Callable[[str], bool] = _is_own) -> None:
-    """Scales some fields of a collected state, by default those with a value for each element."""
-    for fields in saved["params"].values():
-        for path in filter(which, fields):
-            fields[path].copy_(fields[path] * factor)
+        checkpoint.move(parts["exchange"], messages)
 
 
 def send(data: Tensor, dst: int, channel: Channel) -> None:

@@ -12,8 +12,8 @@ from ...contract import MOST_COUNTED
 from ...errors import InvalidSetting, invalid
 
 SCHEMA = 3
-Fields = Mapping[str, Mapping[str, Tensor]]
-"""The tensors of a state, by parameter or message and then by their path in the state."""
+Fields = Mapping[str, Tensor]
+"""The tensors of one parameter's or message's state, by their path in it."""
 
 _REMEDY = "pass what handle.state_dict() returned"
 _LEAST = {
