@@ -21,6 +21,7 @@ from ..step.reals import as_reals
 from ..step.wire import Group
 from .checkpoint import Origin
 from .plain import packed, read_packed, values_of_all
+from .saved import summed
 
 _REST = "rest"
 """The entry beside parameters: what is no element's, of all ranks, as ``torch.save`` writes it."""
@@ -197,9 +198,5 @@ def _summed(what: str, held: Any, old: int, new: int) -> Tensor:
     if held.shape[0] != old:
         remedy = f"load into handle.sharded_state(saved_by={old})"
         raise invalid(f"rows of {what}", held.shape[0], f"{old}, as many as were saved", remedy)
-    if old == new:
-        return local[0].reshape(-1)
-    if not local.is_floating_point():
-        remedy = f"go on with {old} replicas"
-        raise invalid(f"dtype of {what}", local.dtype, "a floating-point one", remedy)
-    return local.sum(0).mul_(new / old).reshape(-1)
+    rows = {rank: row.reshape(-1) for rank, row in enumerate(local)}
+    return summed(what, local.new_zeros(local.shape[1:].numel()), rows, new / old)
