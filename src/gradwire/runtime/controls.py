@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress.none import none
-from ..contract.verbs import AllReduce, Among
+from ..contract.verbs import AllReduce, Among, Steps
 from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import with_error_feedback
 from ..exchange.hosts import on_hosts
@@ -38,7 +38,6 @@ from .step.engine import Engine
 from .step.hooks import ModuleHooks
 from .step.messages import Message, ParamRange
 from .step.progress import Progress
-from .step.telling import news
 
 _DELIVERING = with_error_feedback(exchange_for(none()))
 
@@ -152,10 +151,14 @@ class Controls:
         if self.engine.ranks_per_host == 1:
             return saved
         params = copied(saved["params"])
-        for _, fields in sorted(params.items()):
-            for path in sorted(filter(checkpoint.is_by_element, fields)):
-                if fields[path].numel():
-                    news(self.engine, AllReduce(fields[path].view(torch.uint8), Among.HOST))
+
+        def text() -> Steps[None]:
+            for _, fields in sorted(params.items()):
+                for path in sorted(filter(checkpoint.is_by_element, fields)):
+                    if fields[path].numel():
+                        yield AllReduce(fields[path].view(torch.uint8), Among.HOST)
+
+        self.engine.wait([self.engine.launch(0, "shares", text())])
         return {**saved, "params": params}
 
     def prepared(

@@ -8,24 +8,18 @@ old number of ranks, as ``redistribute`` does: a mean over more ranks delivers l
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from ...contract.verbs import Recv, Send
 from ..state import checkpoint
 from ..state.plain import packed, read_packed
 from ..step.messages import Message
-from ..step.wire import Channel, carry_out
-
-_PART_BYTES = 2**25
-"""Bytes that travel at once; each part may take as long as a message."""
 
 
 class Healing(NamedTuple):
@@ -56,7 +50,7 @@ class Healing(NamedTuple):
         }
         return packed(parts)
 
-    def take_over(self, data: io.BytesIO, messages: Sequence[Message]) -> None:
+    def take_over(self, data: Any, messages: Sequence[Message]) -> None:
         """Puts what ``packed`` has made on another rank in this one's place."""
         parts = read_packed(data)
         with torch.no_grad():
@@ -66,21 +60,3 @@ class Healing(NamedTuple):
             if owner is not None:
                 owner.load_state_dict(state)
         checkpoint.move(parts["exchange"], messages)
-
-
-def send(data: Tensor, dst: int, channel: Channel) -> None:
-    """Sends bytes to another rank, in parts."""
-    for part in (torch.tensor([data.numel()]), *torch.split(data, _PART_BYTES)):
-        carry_out([Send(dst, part)], [channel])
-
-
-def receive(src: int, channel: Channel) -> io.BytesIO:
-    """The bytes that another rank sends."""
-    carry_out([Recv(src, size := torch.zeros(1, dtype=torch.int64))], [channel])
-    buffer = io.BytesIO()
-    while left := int(size) - buffer.tell():
-        part = torch.empty(min(left, _PART_BYTES), dtype=torch.uint8)
-        carry_out([Recv(src, part)], [channel])
-        buffer.write(part.numpy().tobytes())
-    buffer.seek(0)
-    return buffer

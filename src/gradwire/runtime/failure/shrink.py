@@ -30,12 +30,12 @@ from torch.optim import Optimizer
 from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost, invalid
 from ...planning.default_fusion import NamedParam
 from ..cautions import overlaps
-from ..elastic.heal import send
 from ..elastic.rejoin import Lookout, Offer, come_together, open_group
 from ..grid.dtensors import has_dtensors
 from ..handle import Handle
 from ..settings import Settings
 from ..state import checkpoint
+from ..state.plain import send
 from ..step.arrivals import Arrivals
 from ..step.engine import Engine
 from ..step.messages import Message

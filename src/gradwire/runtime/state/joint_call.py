@@ -10,7 +10,6 @@ Nobody waits there for a rank that has refused, nor for one that has begun the n
 from __future__ import annotations
 
 import json
-import mmap
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,14 +18,14 @@ from typing import Any
 
 import torch
 
-from ...contract.verbs import AllReduce, Recv, Send
+from ...contract.verbs import AllReduce
 from ...errors import RankFailed, RanksDiffer
 from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, STORE_PATIENCE_S, Stillness
 from ..fingerprint import post_refusal, refusal_in
 from ..step.engine import Engine
 from ..step.wire import Channel, carry_out, in_background, open_channels
-from .plain import packed, read_packed
+from .plain import packed, read_packed, receive, send
 
 SILENCE_S = STORE_PATIENCE_S
 """Seconds for which a rank that others wait for may show no sign of life, as reading a checkpoint
@@ -175,9 +174,9 @@ class JointCall:
             opened.extend(open_channels(*who, 1, engine.timeout * who.world))
             found = [own]
             if who.rank:
-                _send(own, opened[0])
+                send(packed(own), 0, opened[0])
             else:
-                found += [_received(rank, opened[0]) for rank in range(1, who.world)]
+                found += [read_packed(receive(r, opened[0])) for r in range(1, who.world)]
             carry_out([AllReduce(torch.zeros(1))], opened)  # nobody trains on before all are there
             return [] if who.rank else found
 
@@ -195,25 +194,6 @@ class JointCall:
         finally:
             for channel in () if travelling.done() else opened:
                 channel.abort()
-
-
-def _send(state: Mapping[str, Any], channel: Channel) -> None:
-    """Sends a state to rank 0, its size first."""
-    data = packed(state)
-    for tensor in (torch.tensor([data.numel()]), data):
-        carry_out([Send(0, tensor)], [channel])
-
-
-def _received(rank: int, channel: Channel) -> dict[str, Any]:
-    """The state that a rank sends."""
-    size = torch.zeros(1, dtype=torch.int64)
-    carry_out([Recv(rank, size)], [channel])
-    # Pages that come as they are written, and a file: neither zeros nor another copy, for which
-    # the pulse would have to wait.
-    data: Any = mmap.mmap(-1, int(size))
-    carry_out([Recv(rank, torch.frombuffer(data, dtype=torch.uint8))], [channel])
-    found: dict[str, Any] = read_packed(data)
-    return found
 
 
 def _differences(told: Sequence[Mapping[str, Any]], kind: str) -> str:
