@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from ...contract.verbs import AllReduce
-from ...errors import RankFailed, RanksDiffer
+from ...errors import RankFailed
 from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, STORE_PATIENCE_S, Stillness
-from ..fingerprint import post_refusal, refusal_in
+from ..fingerprint import post_refusal, refuse_differences, refuse_if_one_did
 from ..step.engine import Engine
 from ..step.wire import Channel, carry_out, in_background, open_channels
 from .plain import packed, read_packed, receive, send
@@ -93,6 +93,7 @@ class JointCall:
         if who.world == 1:
             return
         timeout, call = self._engine.timeout, self._call
+        refused = f"{kind} {{}} refused {call}, so nothing was {self._done} on any rank"
         # Who is silent takes so long to find out, and is to be known at the time-out.
         early_s = max(0.0, timeout.total_seconds() - PATIENCE_S)
         begin_s = heard_s = time.monotonic()
@@ -100,7 +101,7 @@ class JointCall:
         def look(absent: Sequence[int], found: Mapping[int, str]) -> None:
             nonlocal heard_s
             self._engine.check()
-            self._refuse_if_one_did(found, kind)
+            refuse_if_one_did({rank: json.loads(note) for rank, note in found.items()}, refused)
             if kind == "rank":
                 self._refuse_to_wait_for(absent)  # of shards of other groups nothing is known
             now_s = time.monotonic()
@@ -121,12 +122,13 @@ class JointCall:
         if kind == "rank" and who.rank == 0 and self._engine.num_calls > 1:
             # Whoever has come to this call has read all of the one before it.
             self._engine.sweep(f"call {self._engine.num_calls - 1}")
-        self._refuse_if_one_did(dict(enumerate(notes)), kind)
-        if differences := _differences([json.loads(note) for note in notes], kind):
-            raise RanksDiffer(
-                f"{differences}; nothing was {self._done}: have every rank make the same call, "
-                "with the state that it saved at the same step of the same run"
-            )
+        told = [json.loads(note) for note in notes]
+        refuse_if_one_did(dict(enumerate(told)), refused)
+        remedy = (
+            f"nothing was {self._done}: have every rank make the same call, with the state that it "
+            "saved at the same step of the same run"
+        )
+        refuse_differences(told, kind, "do not have the same checkpoint", remedy, _difference)
 
     def _refuse_to_wait_for(self, absent: Sequence[int]) -> None:
         """Raises if one of these ranks is gone, or has begun the next step without this load."""
@@ -148,14 +150,6 @@ class JointCall:
     def _lose(self, ranks: tuple[int, ...], text: str) -> BaseException:
         how = f"all ranks of the group must call {self._call}, between the same two steps"
         return self._engine.lose(ranks, self._next_step, text, how)
-
-    def _refuse_if_one_did(self, notes: Mapping[int, str], kind: str) -> None:
-        for rank, note in notes.items():
-            if refusal := refusal_in(json.loads(note)):
-                raise RanksDiffer(
-                    f"{kind} {rank} refused {self._call}, so nothing was {self._done} on any "
-                    f"rank: {refusal}"
-                )
 
     def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """The states of all ranks on rank 0, in rank order, in host memory; none on others.
@@ -194,18 +188,6 @@ class JointCall:
         finally:
             for channel in () if travelling.done() else opened:
                 channel.abort()
-
-
-def _differences(told: Sequence[Mapping[str, Any]], kind: str) -> str:
-    """The ranks that differ from the first one, each with its first difference; empty if none."""
-    found: dict[str, list[int]] = {}
-    for rank, other in enumerate(told):
-        if difference := _difference(told[0], other):
-            found.setdefault(difference, []).append(rank)
-    return "; ".join(
-        f"{kind} 0 and {kind} {', '.join(map(str, ranks))} do not have the same checkpoint: {text}"
-        for text, ranks in found.items()
-    )
 
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import InvalidSetting, RanksDiffer, invalid
+from ...errors import InvalidSetting, invalid
+from ..fingerprint import first_difference, refuse_differences
 from ..local_steps.outer import merged_outer
 from .checkpoint import Origin, is_by_element
 from .saved import check_form, copied, summed
@@ -81,13 +82,11 @@ def _is_place_name(key: Any) -> bool:
 def _of_one_moment(state_dicts: Any) -> list[Saved]:
     """The state_dicts of all old ranks in rank order, found to have been saved together."""
     olds = _of_all_ranks(state_dicts)
-    told = _described(olds[0])
-    for old in olds[1:]:
-        if difference := _difference(told, _described(old)):
-            raise RanksDiffer(
-                f"rank 0 and rank {old['rank']} did not save the same thing: {difference}; load "
-                "the state_dicts that all old ranks saved at one moment"
-            )
+    told, remedy = (
+        [*map(_described, olds)],
+        "load the state_dicts that all old ranks saved at one moment",
+    )
+    refuse_differences(told, "rank", "did not save the same thing", remedy, first_difference)
     return olds
 
 
@@ -159,13 +158,3 @@ def _described(old: Saved) -> dict[str, str]:
                 dtype = str(held.dtype).removeprefix("torch.")
                 found[f"{path} of {name}"] = f"{list(held.shape)} {dtype}"
     return found
-
-
-def _difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
-    """The first thing in which two ranks' state_dicts differ, or None."""
-    for key in (*one, *other):
-        if key not in one or key not in other:
-            return f"only one of both has {key}"
-        if one[key] != other[key]:
-            return f"{key} is {one[key]} against {other[key]}"
-    return None
