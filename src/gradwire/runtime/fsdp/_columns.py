@@ -55,10 +55,9 @@ class ColumnsOfCodec:
         columns: list[Column],
         dtype: torch.dtype,
         who: Membership,
-        key: str,
     ) -> None:
         world, self.exchange, self.columns, self.dtype = who.world, codec, columns, dtype
-        self.key, self.me = key, Member(who.rank, world)
+        self.key, self.me = "", Member(who.rank, world)
         self.numel = numel = sum(one.size for one in columns)
         whole = tensorwise(codec, tuple(one.size for one in columns) * world)
         mine, self._anyones = whole.for_world(world, who.rank), whole.for_world(world)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import timedelta
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -49,29 +47,25 @@ class ShardReduction:
 
     def take(self, module: Any, columns: list[Column], dense: set[str], dtype: torch.dtype) -> None:
         """Puts payloads in the place of one module's reduce-scatter."""
-        chosen = (
-            (self.codec, [one for one in columns if one.name not in dense]),
-            (none(), [one for one in columns if one.name in dense]),
-        )
         parts = [
-            ColumnsOfCodec(codec, found, dtype, self._who, str(key))
-            for key, (codec, found) in enumerate(filter(itemgetter(1), chosen), len(self._parts))
+            ColumnsOfCodec(codec, found, dtype, self._who)
+            for codec, is_dense in ((self.codec, False), (none(), True))
+            if (found := [one for one in columns if (one.name in dense) is is_dense])
         ]
-        self._comms.append(
-            PayloadReduceScatter(self, module, parts, columns[-1].stop, len(self._comms))
-        )
+        self._comms.append(PayloadReduceScatter(self, module, parts, columns[-1].stop))
+        for place, part in enumerate(self._parts):
+            part.key = str(place)
 
-    def reduce(
-        self, parts: Iterable[ColumnsOfCodec], given_N: Tensor, out_C: Tensor, op: Any
-    ) -> None:
+    def reduce(self, comm: PayloadReduceScatter, given_N: Tensor, out_C: Tensor, op: Any) -> None:
         """Carries out one module's reduce-scatter, in the thread of the backward pass."""
+        self.step += comm is self._comms[0]
         if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
             raise InvalidSetting(
                 f"fully_shard asks for {op}, and payloads are averaged or added up; leave out "
                 "set_gradient_divide_factor()"
             )
         with as_on_a_lane():
-            for part in parts:
+            for part in comm.parts:
                 self._carry_out(part.text(given_N, out_C))
             if op == dist.ReduceOp.SUM:
                 out_C.mul_(self._who.world)
@@ -173,15 +167,9 @@ class PayloadReduceScatter:
     """The reduce-scatter that one module asks for, in the form that FSDP calls."""
 
     def __init__(
-        self,
-        owner: ShardReduction,
-        module: Any,
-        parts: list[ColumnsOfCodec],
-        numel: int,
-        place: int,
+        self, owner: ShardReduction, module: Any, parts: list[ColumnsOfCodec], numel: int
     ) -> None:
-        self._owner, self._module, self.parts = owner, module, parts
-        self._numel, self._is_first = numel, place == 0
+        self._owner, self._module, self.parts, self._numel = owner, module, parts, numel
         (group,) = groups_of(module)
         self._before = group._reduce_scatter_comm, group.reduce_scatter_unused_params
         module.set_custom_reduce_scatter(self)
@@ -213,8 +201,7 @@ class PayloadReduceScatter:
                 f"{self._numel} when reduce_scatter() was called; call it when the model, and what "
                 "of it is trained, no longer changes"
             )
-        self._owner.step += self._is_first
-        self._owner.reduce(self.parts, input_tensor, output_tensor, op)
+        self._owner.reduce(self, input_tensor, output_tensor, op)
 
 
 def groups_of(module: Any) -> list[Any]:

@@ -80,13 +80,29 @@ def _is_place_name(key: Any) -> bool:
 
 
 def _of_one_moment(state_dicts: Any) -> list[Saved]:
-    """The state_dicts of all old ranks in rank order, found to have been saved together."""
-    olds = _of_all_ranks(state_dicts)
-    told, remedy = (
-        [*map(_described, olds)],
-        "load the state_dicts that all old ranks saved at one moment",
-    )
-    refuse_differences(told, "rank", "did not save the same thing", remedy, first_difference)
+    """The state_dicts in rank order; raises unless there is one of each rank, saved together."""
+    if not isinstance(state_dicts, list | tuple):
+        kind = type(state_dicts).__name__
+        raise invalid("state_dicts", kind, "a list of state_dicts", "pass those of all old ranks")
+    for place, state_dict in enumerate(state_dicts):
+        check_form(state_dict, f"state_dicts[{place}]")
+    shards = sorted({state_dict["shard"] for state_dict in state_dicts})
+    if len(shards) > 1:
+        accepted = "those of ranks that hold the same part of every layer"
+        raise invalid("state_dicts", shards, accepted, "redistribute each part's by itself")
+    olds = sorted(state_dicts, key=lambda old: int(old["rank"]))
+    count, ranks = olds[0]["world_size"] if olds else 1, [old["rank"] for old in olds]
+    if len(ranks) != count or ranks != list(range(count)):
+        raise InvalidSetting(
+            f"redistribute needs the state_dicts of all {count} old ranks, got those of ranks "
+            f"{ranks}; load every rank's file"
+        )
+    told, how = [*map(_described, olds)], "did not save the same thing"
+    remedy = "load the state_dicts that all old ranks saved at one moment"
+    refuse_differences(told, "rank", how, remedy, first_difference)
+    if count % (per_host := olds[0]["ranks_per_host"]):
+        accepted, remedy = f"a divisor of its world_size, {count}", "load an undamaged checkpoint"
+        raise invalid("ranks_per_host of a state_dict", per_host, accepted, remedy)
     return olds
 
 
@@ -118,33 +134,6 @@ def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) ->
         "saved_by": len(olds),
         "saved_per_host": per_host,
     }
-
-
-def _of_all_ranks(state_dicts: Any) -> list[Saved]:
-    """The state_dicts in rank order; raises unless there is one of each rank, all of one shard."""
-    if not isinstance(state_dicts, list | tuple):
-        kind = type(state_dicts).__name__
-        raise invalid("state_dicts", kind, "a list of state_dicts", "pass those of all old ranks")
-    for place, state_dict in enumerate(state_dicts):
-        check_form(state_dict, f"state_dicts[{place}]")
-    shards = sorted({state_dict["shard"] for state_dict in state_dicts})
-    if len(shards) > 1:
-        accepted = "those of ranks that hold the same part of every layer"
-        raise invalid("state_dicts", shards, accepted, "redistribute each part's by itself")
-    for state_dict in state_dicts:
-        if state_dict["world_size"] % state_dict["ranks_per_host"]:
-            accepted = f"a divisor of its world_size, {state_dict['world_size']}"
-            given, remedy = state_dict["ranks_per_host"], "load an undamaged checkpoint"
-            raise invalid("ranks_per_host of a state_dict", given, accepted, remedy)
-    olds = sorted(state_dicts, key=lambda old: int(old["rank"]))
-    count = olds[0]["world_size"] if olds else 1
-    ranks = [old["rank"] for old in olds]
-    if len(ranks) != count or ranks != list(range(count)):
-        raise InvalidSetting(
-            f"redistribute needs the state_dicts of all {count} old ranks, got those of ranks "
-            f"{ranks}; load every rank's file"
-        )
-    return olds
 
 
 def _described(old: Saved) -> dict[str, str]:

@@ -55,19 +55,15 @@ def check_form(saved: Any, whose: str = "state_dict") -> None:
         if type(saved[key]) is not str:
             raise invalid(f"{key} of {whose}", _shown(saved[key]), "a text", _REMEDY)
     for key in _FIELDS:
-        _check_fields(saved[key], f"{key} of {whose}")
-
-
-def _check_fields(given: Any, what: str) -> None:
-    """Raises unless this is a dict of dicts of tensors that have values."""
-    trees = [given, *given.values()] if isinstance(given, dict) else [None]
-    if not all(isinstance(tree, dict) and all(type(k) is str for k in tree) for tree in trees):
-        raise invalid(what, _shown(given), "a dict of dicts of tensors, by texts", _REMEDY)
-    for name, fields in given.items():
-        for path, value in fields.items():
+        given = saved[key]
+        trees = [given, *given.values()] if isinstance(given, dict) else [None]
+        if not all(isinstance(tree, dict) and all(type(k) is str for k in tree) for tree in trees):
+            accepted = "a dict of dicts of tensors, by texts"
+            raise invalid(f"{key} of {whose}", _shown(given), accepted, _REMEDY)
+        for name, path, value in ((n, p, v) for n, own in given.items() for p, v in own.items()):
             if (kind := _unfit(value)) is not None:
-                accepted = "a plain, dense tensor with values"
-                raise invalid(f"{path} of {name} in {what}", kind, accepted, _REMEDY)
+                what, accepted = f"{path} of {name} in {key} of {whose}", "a plain, dense tensor"
+                raise invalid(what, kind, f"{accepted} with values", _REMEDY)
 
 
 def _unfit(value: Any) -> str | None:
