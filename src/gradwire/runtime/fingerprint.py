@@ -6,8 +6,8 @@ Where ranks differ, an error names the difference.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -63,6 +63,16 @@ def post_refusal(who: Membership, error: Exception) -> None:
         with suppress(RankFailed):  # of the store, beside the error that matters
             who.post(json.dumps({_REFUSAL: f"{type(error).__name__}: {error}"}))
             who.linger()
+
+
+@contextmanager
+def refusing(who: Membership) -> Iterator[None]:
+    """Tells the other ranks, who may wait for this one, what is raised within."""
+    try:
+        yield
+    except Exception as error:
+        post_refusal(who, error)
+        raise
 
 
 def refuse_if_one_did(found: Mapping[int, Any], how: str) -> None:

@@ -262,11 +262,8 @@ class Handle(UnevenInputs):
         from .state.redistribution import place_name
 
         call = JointCall(self._engine, "gather_state()", "gathered")
-        try:
+        with call.refusing():
             own = self.state_dict()
-        except Exception as error:
-            call.refuse(error)
-            raise
         call.agree(own, strict=True, next_step=self._progress.step)
         states = call.gather(own)
         return {place_name(rank, self.world_size): state for rank, state in enumerate(states)}
@@ -316,14 +313,11 @@ class Handle(UnevenInputs):
         from .state.sharded import own_part
 
         call = JointCall(self._engine, "load_state_dict()", "loaded")
-        try:
+        with call.refusing():
             self._between_steps("load_state_dict()")
             self.synchronize()
             own = part_of(own_part(self._owners, state_dict, self._origin), self._origin)
             put_in_place = self._checked(own, strict)
-        except Exception as error:
-            call.refuse(error)
-            raise
         call.agree(own, strict=strict, next_step=self._progress.step)
         put_in_place()
         self._num_loads += 1

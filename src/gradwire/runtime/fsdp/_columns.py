@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
@@ -67,9 +67,11 @@ class ColumnsOfCodec:
         specs = tuple(TensorSpec(f"{first}[{a}:{b}]", numel, dtype) for a, b in bounds)
         formats = tuple(one.format(spec) for one, spec in zip(codecs, specs, strict=True))
         self._chunks = Chunks(bounds, codecs, specs, formats)
+        ends = accumulate((one.size for one in columns), initial=0)
+        self._placed = [*zip(ends, columns, strict=False)]
         self.slots: list[Slot] = []
         self._padding: list[slice] = []
-        for place, one in self._placed():
+        for place, one in self._placed:
             for rank in range(world):
                 start, left = rank * numel + place, prod(one.shape) - rank * one.size
                 stop = start + min(max(left, 0), one.size)
@@ -82,25 +84,18 @@ class ColumnsOfCodec:
     def text(self, given_N: Tensor, out_C: Tensor) -> Steps[None]:
         """One reduce-scatter of these columns; what a module hands in is a row for each rank."""
         rows, own_rows = given_N.view(self.me.world, -1), self._sent_N.view(self.me.world, -1)
-        for place, one in self._placed():
+        for place, one in self._placed:
             own_rows[:, place : place + one.size] = rows[:, one.start : one.stop]
         codecs, residual_N = self.state
         text = WAY.reduce_scatter(
             self.me, self._chunks, codecs, self._sent_N, self._mean_C, residual_N
         )
         self.state = KeptOfColumns(tuple((yield from text)), residual_N)
-        for place, one in self._placed():
+        for place, one in self._placed:
             out_C[one.start : one.stop] = self._mean_C[place : place + one.size]
         if residual_N is not None:
             for padding in self._padding:
                 residual_N[padding] = 0  # no saved state has it
-
-    def _placed(self) -> Iterable[tuple[int, Column]]:
-        """Each column, and its place among those of this part."""
-        place = 0
-        for one in self.columns:
-            yield place, one
-            place += one.size
 
     def first_state(self) -> KeptOfColumns:
         """The state that training begins with."""

@@ -16,7 +16,7 @@ from ...contract.verbs import Compute, Steps
 from ...errors import InvalidSetting, invalid
 from ..failure.forks import watch
 from ..failure.membership import Membership, run_of
-from ..fingerprint import agree, fingerprint, post_refusal
+from ..fingerprint import agree, fingerprint, refusing
 from ..state import checkpoint
 from ..state.saved import check_form
 from ..state.sharded import Owners, own_part, sharded_state
@@ -121,7 +121,7 @@ class ShardReduction:
         """
         self._num_loads += 1
         who = self._who.beside(f"load {self._num_loads}")
-        try:
+        with refusing(who):
             saved = own_part(self._owners, state_dict, self._origin)
             check_form(saved)
             for key in ("algorithm", "world_size", "rank"):
@@ -129,9 +129,6 @@ class ShardReduction:
                     remedy = "load each rank's own state, or that of other ranks by sharded_state()"
                     raise invalid(f"{key} of the state", saved[key], f"{own}, as here", remedy)
             states = checkpoint.loaded(saved, self._parts, self._origin)
-        except Exception as error:
-            post_refusal(who, error)
-            raise
         told = {"step of the state": saved["step"], "run of the state": saved["run"]}
         agree(who, fingerprint([], told), self._timeout)
         for part, state in zip(self._parts, states, strict=True):

@@ -122,16 +122,7 @@ class LocalSteps(Handle):
     def count_step(self) -> None:
         """Counts a local step, and does what is due after it; called by the optimizer's hook."""
         self._engine.check()
-        start_s = wall_clock()
-        exchanged = self._count()
-        if self._chosen is not None:
-            self._waited_s += wall_clock() - start_s
-            if exchanged:
-                self._choose(self._chosen)
-
-    def _count(self) -> bool:
-        """Counts a local step; whether a fragment was exchanged after it."""
-        rhythm = self._rhythm
+        start_s, rhythm = wall_clock(), self._rhythm
         self._local_step += 1
         self._position += 1
         if self._left:
@@ -147,7 +138,10 @@ class LocalSteps(Handle):
             self._left = rhythm.delay
             if not rhythm.delay:
                 self._apply(rhythm.mixing)
-        return not rest
+        if self._chosen is not None:
+            self._waited_s += wall_clock() - start_s
+            if not rest:
+                self._choose(self._chosen)
 
     def _choose(self, chosen: ChosenGap) -> None:
         """Counts an exchange with its seconds; at the end of a period it may choose another one."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from ...contract.verbs import AllReduce
 from ...errors import RankFailed
 from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, STORE_PATIENCE_S, Stillness
-from ..fingerprint import post_refusal, refuse_differences, refuse_if_one_did
+from ..fingerprint import post_refusal, refuse_differences, refuse_if_one_did, refusing
 from ..step.engine import Engine
 from ..step.wire import Channel, carry_out, in_background, open_channels
 from .plain import packed, read_packed, receive, send
@@ -60,6 +61,15 @@ class JointCall:
         post_refusal(self._group, error)
         post_refusal(self._shards, error)
 
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Tells the other ranks what is raised within, by ``refuse``."""
+        try:
+            yield
+        except Exception as error:
+            self.refuse(error)
+            raise
+
     def agree(self, saved: Mapping[str, Any], *, strict: bool, next_step: int) -> None:
         """Returns when all ranks have made the call, with states that belong together.
 
@@ -78,12 +88,8 @@ class JointCall:
             for kind, key in (("parameter", "params"), ("message", "messages"))
             for name, fields in saved[key].items()
         }
-        try:
-            with self._group.lingering():
-                self._compare(self._group, own, "rank")
-        except Exception as error:
-            post_refusal(self._shards, error)
-            raise
+        with refusing(self._shards), self._group.lingering():
+            self._compare(self._group, own, "rank")
         # Ranks with other shards are other groups, whose runs have names of their own.
         told = {"call": self._call, "step": saved["step"]}
         with self._shards.lingering():
