@@ -38,10 +38,7 @@ class Healing(NamedTuple):
         """All of it as bytes in host memory."""
         optimizer, scaler = self[1:3]
         kept = checkpoint.collect(messages)
-        for name, fields in kept["params"].items():
-            kept["params"][name] = {
-                path: held for path, held in fields.items() if not checkpoint.is_by_element(path)
-            }
+        _, kept["params"] = checkpoint.parted(kept["params"])
         parts = {
             "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
             "optimizer": optimizer and optimizer.state_dict(),

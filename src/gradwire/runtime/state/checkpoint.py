@@ -78,6 +78,17 @@ def is_by_element(path: str) -> bool:
     return path.endswith("_N")
 
 
+def parted(params: Mapping[str, Fields]) -> list[dict[str, dict[str, Tensor]]]:
+    """The fields of parameters that have a value for each element, and all others."""
+    return [
+        {
+            name: {path: held for path, held in own.items() if is_by_element(path) is wanted}
+            for name, own in params.items()
+        }
+        for wanted in (True, False)
+    ]
+
+
 def is_residual(path: str) -> bool:
     """Whether a field of saved state is gradient that the mean does not hold yet."""
     return path.rpartition(".")[2].startswith("residual")

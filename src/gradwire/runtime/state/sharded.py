@@ -19,7 +19,7 @@ from ...errors import InvalidSetting, invalid
 from ..grid.dtensors import is_dtensor, shard_of
 from ..step.reals import as_reals
 from ..step.wire import Group
-from .checkpoint import Origin
+from .checkpoint import Origin, parted
 from .plain import packed, read_packed, values_of_all
 from .saved import summed
 
@@ -98,10 +98,7 @@ def sharded_state(
     if saved_by is not None and (type(saved_by) is not int or saved_by < 1):
         remedy = "say how many replicas have saved what is to be loaded"
         raise invalid("saved_by", saved_by, "a whole number, at least 1", remedy)
-    whole = {
-        name: {path: held for path, held in fields.items() if not path.endswith("_N")}
-        for name, fields in saved["params"].items()
-    }
+    by_element, whole = parted(saved["params"])
     rest = {
         "form": _FORM,
         "replicas": owners.replicas,
@@ -111,26 +108,21 @@ def sharded_state(
     }
     mesh, count = owners.mesh(), owners.replicas if saved_by is None else saved_by
     params = {
-        name: {
-            path: _rows(owners, owners.params[name], held_N, mesh, count)
-            for path, held_N in fields.items()
-            if path.endswith("_N")
-        }
-        for name, fields in saved["params"].items()
+        name: {path: _rows(owners, name, held_N, mesh, count) for path, held_N in fields.items()}
+        for name, fields in by_element.items()
+        if fields
     }
-    kept = packed(rest).numpy().tobytes()
-    return {_REST: kept, "params": {name: own for name, own in params.items() if own}}
+    return {_REST: packed(rest).numpy().tobytes(), "params": params}
 
 
-def _rows(
-    owners: Owners, param: Any, held_N: Tensor, mesh: DeviceMesh | None, count: int
-) -> Tensor:
+def _rows(owners: Owners, name: str, held_N: Tensor, mesh: DeviceMesh | None, count: int) -> Tensor:
     """One field of a parameter behind a dimension of ``count`` rows, of which replicas hold some.
 
     Where there are as many as replicas, each holds what it keeps, else zeros to be loaded into.
     """
     from torch.distributed.tensor import DTensor, Shard
 
+    param: Any = owners.params[name]
     is_cut = is_dtensor(param)
     local = as_reals(shard_of(param))
     most = -(-count // owners.replicas)  # as a DTensor is cut
