@@ -37,7 +37,7 @@ class Column(NamedTuple):
 
 
 class KeptOfColumns(NamedTuple):
-    """What is kept of columns: the states of each rank's codec, and what was not sent yet."""
+    """The state of columns: that of each rank's codec, and what was not sent yet."""
 
     codecs: tuple[Any, ...]
     residual_N: Tensor | None
@@ -107,7 +107,7 @@ class ColumnsOfCodec:
         return KeptOfColumns(states, residual_N)
 
     def state_of(self, slot: Slot, state: KeptOfColumns | None = None) -> dict[str, Tensor]:
-        """What ``state`` (None: the own one) keeps of one rank's shard of one column."""
+        """The part of ``state`` (None: the own one) that one rank's shard of one column has."""
         residual_N = (state or self.state).residual_N
         return {} if residual_N is None else {"residual_N": residual_N[slot.start : slot.stop]}
 
@@ -116,5 +116,5 @@ class ColumnsOfCodec:
         return slot.first, slot.last
 
     def rest_of_state(self, state: KeptOfColumns | None = None) -> dict[str, Tensor]:
-        """What ``state`` (None: the own one) keeps beside residuals."""
+        """The tensors of ``state`` (None: the own one) beside residuals."""
         return dict(leaves((state or self.state).codecs))

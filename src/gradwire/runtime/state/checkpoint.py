@@ -53,7 +53,7 @@ def share_of(messages: Sequence[Message], ranks_per_host: int) -> str:
     return hashlib.sha256(repr(kept).encode()).hexdigest()
 
 
-class Row(NamedTuple):
+class KeptRow(NamedTuple):
     """A field of state, by its path, of elements ``first`` to ``last`` of a parameter.
 
     ``held`` is a view of it. A field that has no value for each element is of the whole range.
@@ -66,11 +66,11 @@ class Row(NamedTuple):
     held: Tensor
 
 
-def rows(message: Message, state: State = None) -> Iterator[Row]:
+def rows(message: Message, state: State = None) -> Iterator[KeptRow]:
     """All of ``state`` (None: the message's own) that is of one parameter."""
     for slot in message.slots:
         for path, held in message.state_of(slot, state).items():
-            yield Row(slot.name, path, *message.range_of(slot, held), held)
+            yield KeptRow(slot.name, path, *message.range_of(slot, held), held)
 
 
 def is_by_element(path: str) -> bool:
@@ -213,7 +213,7 @@ _OTHERS = {
     "algorithm": "this state belongs to {there} and attached is {here}; attach with the same "
     "settings, or start without this state",
 }
-"""What is said where an entry of a state_dict is another one than here."""
+"""The sentences, by the entry of a state_dict that is another one than here."""
 
 
 def loaded(

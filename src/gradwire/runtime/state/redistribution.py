@@ -137,7 +137,7 @@ def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) ->
 
 
 def _described(old: Saved) -> dict[str, str]:
-    """What is the same in the state_dicts of all ranks, by its name in errors."""
+    """All that the state_dicts of ranks have in common, by its name in errors."""
     found = {key: str(old.get(key)) for key in _SHARED}
     found["whether it is of a share"] = str(bool(old["share"]))
     for key, kind in (("params", "parameter"), ("messages", "message")):
