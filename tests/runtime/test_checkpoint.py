@@ -143,10 +143,9 @@ def test_all_that_is_owed_moves_to_whatever_exchange_comes_next(old: Exchange) -
     [before] = made = [Message(0, weights, old, 0, 3)]
     for residual_N in residuals(before.state).values():
         residual_N.copy_(torch.randn(80))
-    saved = collect(made, Origin("any", 3, 0, "part 0 of 1"))
     for new in KEEPING:
         apart = [Message(i, [part], new, 0, 3) for i, part in enumerate(weights)]
-        move(saved, apart)
+        move(collect(made), apart)
         parts = [sum(residuals(message.state).values()) for message in apart]
         torch.testing.assert_close(torch.cat(parts), sum(residuals(before.state).values()))  # type: ignore[arg-type]
 

@@ -349,15 +349,9 @@ class Handle(UnevenInputs):
     def _origin(self) -> Origin:
         from .state import checkpoint
 
-        share = checkpoint.share_of(self._progress.messages, self._engine.ranks_per_host)
-        return checkpoint.Origin(
-            self._algorithm,
-            self.world_size,
-            self.rank,
-            self._shard,
-            self._engine.ranks_per_host,
-            share,
-        )
+        per_host = self._engine.ranks_per_host
+        own = self._algorithm, self.world_size, self.rank, self._shard, per_host
+        return checkpoint.Origin(*own, checkpoint.share_of(self._progress.messages, per_host))
 
     @property
     def _owners(self) -> Owners:

@@ -109,7 +109,11 @@ class ColumnsOfCodec:
     def state_of(self, slot: Slot, state: KeptOfColumns | None = None) -> dict[str, Tensor]:
         """The part of ``state`` (None: the own one) that one rank's shard of one column has."""
         residual_N = (state or self.state).residual_N
-        return {} if residual_N is None else {"residual_N": residual_N[slot.start : slot.stop]}
+        return {} if residual_N is None else {"residual_N": self.part(slot, residual_N)}
+
+    def part(self, slot: Slot, residual_N: Tensor) -> Tensor:
+        """The residual of one rank's shard of one column."""
+        return residual_N[slot.start : slot.stop]
 
     def range_of(self, slot: Slot, held: Tensor) -> tuple[int, int]:
         """The elements of its parameter that a slot is of."""

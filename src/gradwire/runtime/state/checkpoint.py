@@ -2,10 +2,9 @@
 
 All that messages keep is one table: a row has a field of state, and the range of a parameter that
 it is about. Checkpoints, residuals, moves to other messages and newcomers are questions to it.
-Whatever has ``slots``, ``state_of``, ``range_of``, ``rest_of_state``, ``first_state`` and ``key``
-has such rows, as a `Message` does. Residuals differ from rank to rank, so every rank saves and
-loads a state_dict of its own, or one rank saves those of all. For another number of ranks,
-``redistribute`` makes new ones of all old ones.
+Whatever has ``slots`` and their parts of a ``state`` has such rows, as a `Message` does. Residuals
+differ from rank to rank, so every rank saves and loads a state_dict of its own, or one rank saves
+those of all. For another number of ranks, ``redistribute`` makes new ones of all old ones.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from ...contract import State
 from ...errors import InvalidSetting, invalid
 from ...exchange.adapt import refuse_rungs
+from ...exchange.error_feedback import residuals as residuals_of
 from ..step.messages import Message
 from .saved import SCHEMA, Fields, check_form, refuse_values
 
@@ -132,11 +133,13 @@ def collect(
 def residuals(messages: Sequence[Message]) -> dict[str, Tensor]:
     """The sum of each parameter's residuals, where it has any, by name."""
     found, numels = dict[str, Tensor](), _numels(messages)
-    for name, path, first, last, held in (row for message in messages for row in rows(message)):
-        if is_residual(path):
-            if name not in found:
-                found[name] = held.new_zeros(numels[name])
-            found[name][first:last] += held
+    for message in messages:
+        for residual, slot in product(residuals_of(message.state).values(), message.slots):
+            held = message.part(slot, residual)
+            if slot.name not in found:
+                found[slot.name] = held.new_zeros(numels[slot.name])
+            first, last = message.range_of(slot, held)
+            found[slot.name][first:last] += held
     return found
 
 
@@ -268,7 +271,7 @@ def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]
     return [
         place
         for place, message in enumerate(messages)
-        if owed & {*message.names} and not any(is_residual(row.path) for row in rows(message))
+        if owed & {*message.names} and not residuals_of(message.state)
     ]
 
 
