@@ -88,12 +88,16 @@ def refuse_differences(
     how: str,
     remedy: str,
     difference: Callable[[Any, Any], str | None],
+    *,
+    names_all: bool = False,
 ) -> None:
-    """Raises ``RanksDiffer`` if notes differ from the first rank's, and names all that do."""
+    """Raises ``RanksDiffer`` if notes differ from the first rank's; names the first that does."""
     ranks: dict[str, list[str]] = {}
     for rank, told in enumerate(found):
         if text := difference(found[0], told):
             ranks.setdefault(text, []).append(str(rank))
+            if not names_all:
+                break
     if ranks:
         texts = [f"{kind} 0 and {kind} {', '.join(ranks[t])} {how}: {t}" for t in ranks]
         raise RanksDiffer(f"{'; '.join(texts)}; {remedy}")

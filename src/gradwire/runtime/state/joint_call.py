@@ -134,7 +134,8 @@ class JointCall:
             f"nothing was {self._done}: have every rank make the same call, with the state that it "
             "saved at the same step of the same run"
         )
-        refuse_differences(told, kind, "do not have the same checkpoint", remedy, _difference)
+        how = "do not have the same checkpoint"
+        refuse_differences(told, kind, how, remedy, _difference, names_all=True)
 
     def _refuse_to_wait_for(self, absent: Sequence[int]) -> None:
         """Raises if one of these ranks is gone, or has begun the next step without this load."""

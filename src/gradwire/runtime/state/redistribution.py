@@ -138,8 +138,8 @@ def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) ->
 
 def _described(old: Saved) -> dict[str, str]:
     """All that the state_dicts of ranks have in common, by its name in errors."""
-    found = {key: str(old.get(key)) for key in _SHARED}
-    found["whether it is of a share"] = str(bool(old["share"]))
+    found = {"one": "of a share" if old["share"] else "of all elements"}
+    found |= {key: str(old.get(key)) for key in _SHARED}
     for key, kind in (("params", "parameter"), ("messages", "message")):
         for name, fields in old[key].items():
             found[f"the {kind} {name}"] = "there"
