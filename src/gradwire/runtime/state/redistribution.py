@@ -64,7 +64,9 @@ def part_of(saved: Any, origin: Origin) -> Any:
     What is no such dict is returned as it is. Another number of ranks, or of ranks on a host, is
     cut anew. Raises as ``redistribute`` does.
     """
-    if not isinstance(saved, dict) or not saved or not all(map(_is_place_name, saved)):
+    if not isinstance(saved, dict) or not saved:
+        return saved
+    if not all(type(key) is str and re.fullmatch(r"rank \d+ of \d+", key) for key in saved):
         return saved
     own = saved.get(place_name(origin.rank, origin.world_size))
     if own is not None:
@@ -73,10 +75,6 @@ def part_of(saved: Any, origin: Origin) -> Any:
             return own
     olds = _of_one_moment(list(saved.values()))
     return _part(olds, origin.rank, origin.world_size, origin.ranks_per_host)
-
-
-def _is_place_name(key: Any) -> bool:
-    return type(key) is str and re.fullmatch(r"rank \d+ of \d+", key) is not None
 
 
 def _of_one_moment(state_dicts: Any) -> list[Saved]:

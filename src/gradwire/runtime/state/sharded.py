@@ -161,16 +161,18 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
         )
     # Other cuts leave other ranks without an element of a small parameter.
     own_names = [name for name, param in owners.params.items() if shard_of(param).numel()]
-    params = {
-        name: {
-            **beside["params"].get(name, {}),
-            **{
-                path: _summed(f"{path} of {name}", held, replicas, owners.replicas)
-                for path, held in given["params"].get(name, {}).items()
-            },
-        }
-        for name in (beside["params"] if is_cut_alike else own_names)
-    }
+    names = beside["params"] if is_cut_alike else own_names
+    params = {name: dict(beside["params"].get(name, {})) for name in names}
+    for name, fields in params.items():
+        for path, held in given["params"].get(name, {}).items():
+            local, what = shard_of(held), f"{path} of {name}"
+            if held.shape[0] != replicas:
+                remedy = f"load into handle.sharded_state(saved_by={replicas})"
+                accepted = f"{replicas}, as many as were saved"
+                raise invalid(f"rows of {what}", held.shape[0], accepted, remedy)
+            rows = {rank: row.reshape(-1) for rank, row in enumerate(local)}
+            like = local.new_zeros(local.shape[1:].numel())
+            fields[path] = summed(what, like, rows, owners.replicas / replicas)
     return {
         **origin._asdict(),
         **{key: rest[key] for key in ("version", "algorithm", "step", "run")},
@@ -179,16 +181,3 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
         "params": params,
         "messages": beside["messages"] if is_cut_alike else {},
     }
-
-
-def _summed(what: str, held: Any, old: int, new: int) -> Tensor:
-    """The sum of the rows that a replica holds of ``old``, so scaled that ``new`` means deliver it.
-
-    The result is 1-D, of this rank's elements of the parameter.
-    """
-    local = shard_of(held)
-    if held.shape[0] != old:
-        remedy = f"load into handle.sharded_state(saved_by={old})"
-        raise invalid(f"rows of {what}", held.shape[0], f"{old}, as many as were saved", remedy)
-    rows = {rank: row.reshape(-1) for rank, row in enumerate(local)}
-    return summed(what, local.new_zeros(local.shape[1:].numel()), rows, new / old)
