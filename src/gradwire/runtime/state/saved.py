@@ -112,14 +112,15 @@ def summed(what: str, like: Tensor, held: Mapping[int, Tensor], factor: float) -
 
     Raises where a rank's is damaged, or is not to be added up. One alone, times 1, is itself.
     """
+    is_alone = len(held) == factor == 1
+    if like.dtype not in _SUMMED and (like.is_floating_point() or not is_alone):
+        remedy = "go on with as many ranks as saved it"
+        raise invalid(f"dtype of {what}", like.dtype, "a floating-point one", remedy)
     parts = {rank: part.detach().cpu() for rank, part in held.items()}
     for rank, part in parts.items():
         refuse_values(f"{what} of rank {rank}", part)
-    if len(parts) == factor == 1:
+    if is_alone:
         return next(iter(parts.values())).clone()
-    if like.dtype not in _SUMMED:
-        remedy = "go on with as many ranks as saved it"
-        raise invalid(f"dtype of {what}", like.dtype, "a floating-point one", remedy)
     total = torch.zeros_like(like, device="cpu")
     for part in parts.values():
         total.add_(part, alpha=factor)
