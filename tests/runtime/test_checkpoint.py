@@ -15,7 +15,7 @@ from gradwire.contract import Exchange
 from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.error_feedback import ErrorFeedback, residuals
-from gradwire.runtime.state.checkpoint import Origin, collect, loaded, moved
+from gradwire.runtime.state.checkpoint import Origin, collect, loaded, move
 from gradwire.runtime.step.messages import Message, ParamRange
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
@@ -143,10 +143,10 @@ def test_all_that_is_owed_moves_to_whatever_exchange_comes_next(old: Exchange) -
     [before] = made = [Message(0, weights, old, 0, 3)]
     for residual_N in residuals(before.state).values():
         residual_N.copy_(torch.randn(80))
-    saved = collect(made, Origin("any", 3, 0, "part 0 of 1"))
     for new in KEEPING:
         apart = [Message(i, [part], new, 0, 3) for i, part in enumerate(weights)]
-        parts = [sum(residuals(state).values()) for state in moved(saved, apart)]
+        move(collect(made), apart)
+        parts = [sum(residuals(message.state).values()) for message in apart]
         torch.testing.assert_close(torch.cat(parts), sum(residuals(before.state).values()))  # type: ignore[arg-type]
 
 

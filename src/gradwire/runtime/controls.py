@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -33,12 +33,12 @@ from .ddp.ddp import DDPHooks
 from .failure.guard import Guard
 from .overlap.overlap import Overlap
 from .state import checkpoint
+from .state.saved import copied
 from .step.engine import Engine
 from .step.hooks import ModuleHooks
 from .step.messages import Message, ParamRange
 from .step.progress import Progress
 
-_NOBODY = checkpoint.Origin("", 1, 0, "")
 _DELIVERING = with_error_feedback(exchange_for(none()))
 
 
@@ -140,7 +140,7 @@ class Controls:
         wants_overlap = plan is not None and plan.overlap_forward and self.can_overlap
         if wants_overlap is not (self._hooks.overlap is not None):
             self._set_overlap(wants_overlap)
-        self.put(self.prepared(self.of_host(self._collected())))
+        self.put(self.prepared(self.of_host(checkpoint.collect(self._progress.messages))))
 
     def of_host(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """A state with all that this host's ranks have kept, each for its share.
@@ -150,31 +150,28 @@ class Controls:
         """
         if self.engine.ranks_per_host == 1:
             return saved
-        params = {}
-        for name, fields in sorted(saved["params"].items()):
-            params[name] = dict(fields)
-            for path in sorted(path for path in fields if path.endswith("_N")):
-                params[name][path] = own_N = fields[path].detach().cpu().clone()
-                if own_N.numel():
-                    self._sum_on_host(own_N.view(torch.uint8))
-        return {**saved, "params": params}
+        params = copied(saved["params"])
 
-    def _sum_on_host(self, buf: Tensor) -> None:
         def text() -> Steps[None]:
-            yield AllReduce(buf, Among.HOST)
+            for _, fields in sorted(params.items()):
+                for path in sorted(filter(checkpoint.is_by_element, fields)):
+                    if fields[path].numel():
+                        yield AllReduce(fields[path].view(torch.uint8), Among.HOST)
 
         self.engine.wait([self.engine.launch(0, "shares", text())])
+        return {**saved, "params": params}
 
-    def _collected(self) -> dict[str, Any]:
-        return checkpoint.collect(self._progress.messages, _NOBODY)
+    def prepared(
+        self, saved: Mapping[str, Any], delivering: Iterable[int] | None = None
+    ) -> list[Message]:
+        """Messages of the plan in force with a state that was collected under this or another.
 
-    def prepared(self, saved: Mapping[str, Any]) -> list[Message]:
-        """Messages of the plan in force with a state that was collected under this or another."""
+        Those at the places ``delivering`` deliver residuals first; by default all that have to.
+        """
         made = self._make_messages(self.plan)
-        for place in checkpoint.homeless(saved, made):
+        for place in checkpoint.homeless(saved, made) if delivering is None else delivering:
             made[place] = self._delivering(made[place])
-        for message, state in zip(made, checkpoint.moved(saved, made), strict=True):
-            message.state = state
+        checkpoint.move(saved, made)
         return made
 
     def put(self, messages: Sequence[Message]) -> None:
@@ -240,21 +237,10 @@ class Controls:
         """
         self.settle()
         unused, present = self._progress.synchroniser.unused, self._progress.messages
-        delivers = [one.exchange is self._dense_and_owed for one in present]
-        owes = [
-            is_one and not unused.isdisjoint(one.names)
-            for is_one, one in zip(delivers, present, strict=True)
-        ]
-        if owes == delivers:
-            return
-        saved = self._collected()
-        made = [
-            self._delivering(one) if owed else one
-            for one, owed in zip(self._make_messages(self.plan), owes, strict=True)
-        ]
-        for message, state in zip(made, checkpoint.moved(saved, made), strict=True):
-            message.state = state
-        self.put(made)
+        delivers = [p for p, one in enumerate(present) if one.exchange is self._dense_and_owed]
+        owes = [place for place in delivers if not unused.isdisjoint(present[place].names)]
+        if owes != delivers:
+            self.put(self.prepared(checkpoint.collect(present), owes))
 
     def _delivering(self, message: Message) -> Message:
         """A message of the same gradients that sends them and their residuals dense."""

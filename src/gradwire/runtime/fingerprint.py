@@ -6,8 +6,8 @@ Where ranks differ, an error names the difference.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -48,15 +48,9 @@ def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> list[Any]:
         return [own.get(NETWORK)]
     found = [json.loads(note) for note in who.share(json.dumps(own), timeout)]
     with who.lingering():
-        for rank, other in enumerate(found):
-            if refusal := refusal_in(other):
-                raise RanksDiffer(f"rank {rank} refused to attach: {refusal}")
-        for rank, other in enumerate(found):
-            if differs := difference(found[0], other):
-                raise RanksDiffer(
-                    f"rank 0 and rank {rank} do not train the same thing: {differs}; start all "
-                    "ranks with the same model, settings and versions"
-                )
+        refuse_if_one_did(dict(enumerate(found)), "rank {} refused to attach")
+        remedy = "start all ranks with the same model, settings and versions"
+        refuse_differences(found, "rank", "do not train the same thing", remedy, difference)
     return [other.get(NETWORK) for other in found]
 
 
@@ -71,16 +65,62 @@ def post_refusal(who: Membership, error: Exception) -> None:
             who.linger()
 
 
-def refusal_in(told: dict[str, Any]) -> str | None:
-    """The reason why a rank refused; None if it did not."""
-    return told.get(_REFUSAL)
+@contextmanager
+def refusing(who: Membership) -> Iterator[None]:
+    """Tells the other ranks, who may wait for this one, what is raised within."""
+    try:
+        yield
+    except Exception as error:
+        post_refusal(who, error)
+        raise
+
+
+def refuse_if_one_did(found: Mapping[int, Any], how: str) -> None:
+    """Raises ``RanksDiffer`` if a rank's note is a refusal; ``how`` says who, with {} for it."""
+    for rank, told in found.items():
+        if refusal := told.get(_REFUSAL):
+            raise RanksDiffer(f"{how.format(rank)}: {refusal}")
+
+
+def refuse_differences(
+    found: Sequence[Any],
+    kind: str,
+    how: str,
+    remedy: str,
+    difference: Callable[[Any, Any], str | None],
+    *,
+    names_all: bool = False,
+) -> None:
+    """Raises ``RanksDiffer`` if notes differ from the first rank's; names the first that does."""
+    ranks: dict[str, list[str]] = {}
+    for rank, told in enumerate(found):
+        if text := difference(found[0], told):
+            ranks.setdefault(text, []).append(str(rank))
+            if not names_all:
+                break
+    if ranks:
+        texts = [f"{kind} 0 and {kind} {', '.join(ranks[t])} {how}: {t}" for t in ranks]
+        raise RanksDiffer(f"{'; '.join(texts)}; {remedy}")
+
+
+def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
+    """The first entry in which two notes differ; None if they are the same.
+
+    >>> first_difference({"step": 1}, {"step": 2}), first_difference({"step": 1}, {})
+    ('step is 1 against 2', 'only one of both has step')
+    """
+    for key in (*one, *other):
+        if key not in one or key not in other:
+            return f"only one of both has {key}"
+        if one[key] != other[key]:
+            return f"{key} is {one[key]} against {other[key]}"
+    return None
 
 
 def difference(one: Fingerprint, other: Fingerprint) -> str | None:
     """The first thing in which two ranks' fingerprints differ; None if they are the same."""
-    for key, value in one[_SETTINGS].items():
-        if value != other[_SETTINGS].get(key):
-            return f"{key} is {value} against {other[_SETTINGS].get(key)}"
+    if text := first_difference(one[_SETTINGS], other[_SETTINGS]):
+        return text
     for a, b in zip(one[_TENSORS], other[_TENSORS], strict=False):
         if a != b:
             return f"{_shown(a)} against {_shown(b)}"

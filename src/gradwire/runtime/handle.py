@@ -217,19 +217,12 @@ class Handle(UnevenInputs):
         host's mean gradient, where this rank exchanges it, and 0 elsewhere. Those of a complex
         parameter are real and imaginary parts in turn.
         """
-        found: dict[str, Tensor] = {}
-        keeps_some = any(residuals_of(message.state) for message in self._progress.messages)
-        if keeps_some and self.overlap is not None:
+        from .state import checkpoint
+
+        messages = self._progress.messages
+        if self.overlap is not None and any(residuals_of(message.state) for message in messages):
             self.overlap.settle("stats() or residuals() read what is still being exchanged")
-        for message in self._progress.messages:
-            for tensor in residuals_of(message.state).values():
-                for slot in message.slots:
-                    if slot.name not in found:
-                        found[slot.name] = tensor.new_zeros(self.synchroniser.numel(slot.name))
-                    part = message.part(slot, tensor)
-                    first, last = message.range_of(slot, part)
-                    found[slot.name][first:last] += part
-        return found
+        return checkpoint.residuals(messages)
 
     def trace(self) -> Trace:
         """Spans of the last steps on this rank, and their densities where elements are selected.
@@ -269,11 +262,8 @@ class Handle(UnevenInputs):
         from .state.redistribution import place_name
 
         call = JointCall(self._engine, "gather_state()", "gathered")
-        try:
+        with call.refusing():
             own = self.state_dict()
-        except Exception as error:
-            call.refuse(error)
-            raise
         call.agree(own, strict=True, next_step=self._progress.step)
         states = call.gather(own)
         return {place_name(rank, self.world_size): state for rank, state in enumerate(states)}
@@ -323,14 +313,11 @@ class Handle(UnevenInputs):
         from .state.sharded import own_part
 
         call = JointCall(self._engine, "load_state_dict()", "loaded")
-        try:
+        with call.refusing():
             self._between_steps("load_state_dict()")
             self.synchronize()
             own = part_of(own_part(self._owners, state_dict, self._origin), self._origin)
             put_in_place = self._checked(own, strict)
-        except Exception as error:
-            call.refuse(error)
-            raise
         call.agree(own, strict=strict, next_step=self._progress.step)
         put_in_place()
         self._num_loads += 1
@@ -362,15 +349,9 @@ class Handle(UnevenInputs):
     def _origin(self) -> Origin:
         from .state import checkpoint
 
-        share = checkpoint.share_of(self._progress.messages, self._engine.ranks_per_host)
-        return checkpoint.Origin(
-            self._algorithm,
-            self.world_size,
-            self.rank,
-            self._shard,
-            self._engine.ranks_per_host,
-            share,
-        )
+        per_host = self._engine.ranks_per_host
+        own = self._algorithm, self.world_size, self.rank, self._shard, per_host
+        return checkpoint.Origin(*own, checkpoint.share_of(self._progress.messages, per_host))
 
     @property
     def _owners(self) -> Owners:

@@ -8,8 +8,7 @@ old number of ranks, as ``redistribute`` does: a mean over more ranks delivers l
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -18,15 +17,9 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from ...contract.verbs import Recv, Send
 from ..state import checkpoint
 from ..state.plain import packed, read_packed
 from ..step.messages import Message
-from ..step.wire import Channel, carry_out
-
-_PART_BYTES = 2**25
-"""Bytes that travel at once; each part may take as long as a message."""
-NOBODY = checkpoint.Origin("", 1, 0, "")
 
 
 class Healing(NamedTuple):
@@ -44,9 +37,8 @@ class Healing(NamedTuple):
     def packed(self, messages: Sequence[Message]) -> Tensor:
         """All of it as bytes in host memory."""
         optimizer, scaler = self[1:3]
-        kept = checkpoint.collect(messages, NOBODY)
-        for name, fields in kept["params"].items():
-            kept["params"][name] = {p: fields[p] for p in fields if not _is_own(p)}
+        kept = checkpoint.collect(messages)
+        _, kept["params"] = checkpoint.parted(kept["params"])
         parts = {
             "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
             "optimizer": optimizer and optimizer.state_dict(),
@@ -55,7 +47,7 @@ class Healing(NamedTuple):
         }
         return packed(parts)
 
-    def take_over(self, data: io.BytesIO, messages: Sequence[Message]) -> None:
+    def take_over(self, data: Any, messages: Sequence[Message]) -> None:
         """Puts what ``packed`` has made on another rank in this one's place."""
         parts = read_packed(data)
         with torch.no_grad():
@@ -64,35 +56,4 @@ class Healing(NamedTuple):
         for owner, state in (self.optimizer, parts["optimizer"]), (self.scaler, parts["scaler"]):
             if owner is not None:
                 owner.load_state_dict(state)
-        states = checkpoint.moved(parts["exchange"], messages)
-        for message, own in zip(messages, states, strict=True):
-            message.state = own
-
-
-def _is_own(path: str) -> bool:
-    return path.endswith("_N")
-
-
-def scale(saved: Mapping[str, Any], factor: float, which: Callable[[str], bool] = _is_own) -> None:
-    """Scales some fields of a collected state, by default those with a value for each element."""
-    for fields in saved["params"].values():
-        for path in filter(which, fields):
-            fields[path].copy_(fields[path] * factor)
-
-
-def send(data: Tensor, dst: int, channel: Channel) -> None:
-    """Sends bytes to another rank, in parts."""
-    for part in (torch.tensor([data.numel()]), *torch.split(data, _PART_BYTES)):
-        carry_out([Send(dst, part)], [channel])
-
-
-def receive(src: int, channel: Channel) -> io.BytesIO:
-    """The bytes that another rank sends."""
-    carry_out([Recv(src, size := torch.zeros(1, dtype=torch.int64))], [channel])
-    buffer = io.BytesIO()
-    while left := int(size) - buffer.tell():
-        part = torch.empty(min(left, _PART_BYTES), dtype=torch.uint8)
-        carry_out([Recv(src, part)], [channel])
-        buffer.write(part.numpy().tobytes())
-    buffer.seek(0)
-    return buffer
+        checkpoint.move(parts["exchange"], messages)

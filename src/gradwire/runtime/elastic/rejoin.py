@@ -29,10 +29,11 @@ from ..failure.blame import IN_ATTACH
 from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, PERIOD_S, Alarm, Stillness, said
 from ..fingerprint import Fingerprint, difference
+from ..state.plain import receive
 from ..step.engine import Engine
 from ..step.messages import Message
 from ..step.wire import REJOINED, Group, come_by, in_background, open_channels, root_store
-from .heal import Healing, receive
+from .heal import Healing
 
 _GO = "go"
 _POLL_S = 0.02

@@ -30,12 +30,12 @@ from torch.optim import Optimizer
 from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost, invalid
 from ...planning.default_fusion import NamedParam
 from ..cautions import overlaps
-from ..elastic.heal import NOBODY, scale, send
 from ..elastic.rejoin import Lookout, Offer, come_together, open_group
 from ..grid.dtensors import has_dtensors
 from ..handle import Handle
 from ..settings import Settings
 from ..state import checkpoint
+from ..state.plain import send
 from ..step.arrivals import Arrivals
 from ..step.engine import Engine
 from ..step.messages import Message
@@ -188,8 +188,8 @@ class Shrinking:
         if undoes:
             synchroniser.commit.undo()
             self._drop_gradients()  # some may be means of the step that does not count
-        saved = checkpoint.collect(self._progress.messages, NOBODY)
-        scale(saved, len(decision.ranks) / old.world, checkpoint.is_residual)
+        saved = checkpoint.collect(self._progress.messages)
+        checkpoint.scale(saved, len(decision.ranks) / old.world, checkpoint.is_residual)
         try:
             engine, group = self._connected(old, _among(old.who, decision), decision)
         except (GradwireError, RuntimeError, TimeoutError) as error:
@@ -201,8 +201,7 @@ class Shrinking:
         """Goes on among the ranks of ``engine``, from the state that was collected."""
         messages = self._make_messages(engine.who)
         flat = [message for message in messages if isinstance(message, Message)]
-        for message, state in zip(flat, checkpoint.moved(saved, flat), strict=True):
-            message.state = state
+        checkpoint.move(saved, flat)
         self._progress.synchroniser.go_on(engine, messages, Commit(engine.world))
         self._look_out()
         if (handle := self._handle()) is not None:
@@ -238,8 +237,8 @@ class Shrinking:
         engine, group = found
         old.close()
         self._undo.callback(engine.close)
-        saved = checkpoint.collect(self._progress.messages, NOBODY)
-        scale(saved, engine.world / old.world)
+        saved = checkpoint.collect(self._progress.messages)
+        checkpoint.scale(saved, engine.world / old.world)
         self._move(saved, engine, group)
         self._note_newcomer(offer, time.monotonic() - start_s)
 

@@ -22,7 +22,7 @@ from ...errors import InvalidSetting, invalid
 from ...exchange.pair import pair
 from ...planning.default_fusion import matrices
 from ..failure.membership import join
-from ..fingerprint import agree, fingerprint, post_refusal
+from ..fingerprint import agree, fingerprint, refusing
 from ..grid.dtensors import is_dtensor, sharded_modules
 from ..settings import DEFAULT_TIMEOUT
 from ..step.wire import Group
@@ -55,7 +55,7 @@ def reduce_scatter(
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     group = _group_of(params)
     who = join(group, timeout)
-    try:
+    with refusing(who):
         dense = {name for name, param in params.items() if not compress_if(name, param)}
         found = [(module, _columns(module, params, who.world)) for module in modules]
         held = {one.name for _, columns in found for one in columns}
@@ -64,9 +64,6 @@ def reduce_scatter(
                 f"{outside[0]} is trained and outside of what fully_shard() holds, so nobody "
                 "averages it among ranks; apply fully_shard() to the whole model too, or freeze it"
             )
-    except Exception as error:
-        post_refusal(who, error)
-        raise
     tensors = [(n, p, "uncompressed" if n in dense else "compressed") for n, p in params.items()]
     agree(who, fingerprint(tensors, {"algorithm": codec}), timeout)
     made = ShardReduction(codec, group, who, timeout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
@@ -13,9 +13,11 @@ from ...collective.casync_ps import casync_ps
 from ...collective.steps.chunks import Chunks
 from ...contract import Compressor, Member
 from ...contract.spec import TensorSpec, working_dtype
+from ...contract.state import leaves
 from ...contract.tensorwise import tensorwise
 from ...contract.verbs import Steps
 from ..failure.membership import Membership
+from ..step.slots import Slot
 
 WAY = casync_ps()
 
@@ -34,74 +36,89 @@ class Column(NamedTuple):
         return self.stop - self.start
 
 
+class KeptOfColumns(NamedTuple):
+    """The state of columns: that of each rank's codec, and what was not sent yet."""
+
+    codecs: tuple[Any, ...]
+    residual_N: Tensor | None
+
+
 class ColumnsOfCodec:
-    """The columns of one ``fully_shard`` that one codec encodes, and what is kept of them."""
+    """The columns of one ``fully_shard`` that one codec encodes, and what is kept of them.
+
+    To checkpoints it is a message whose ``slots`` are every rank's shard of every column.
+    """
 
     def __init__(
-        self, codec: Compressor, columns: list[Column], dtype: torch.dtype, who: Membership
+        self,
+        codec: Compressor,
+        columns: list[Column],
+        dtype: torch.dtype,
+        who: Membership,
     ) -> None:
-        world, self.columns, self.dtype = who.world, columns, dtype
-        self.me, self.numel = Member(who.rank, world), sum(one.size for one in columns)
-        sizes = tuple(one.size for one in columns) * world
-        whole = tensorwise(codec, sizes)
-        mine, anyones = whole.for_world(world, who.rank), whole.for_world(world)
-        bounds = tuple((r * self.numel, (r + 1) * self.numel) for r in range(world))
+        world, self.exchange, self.columns, self.dtype = who.world, codec, columns, dtype
+        self.key, self.me = "", Member(who.rank, world)
+        self.numel = numel = sum(one.size for one in columns)
+        whole = tensorwise(codec, tuple(one.size for one in columns) * world)
+        mine, self._anyones = whole.for_world(world, who.rank), whole.for_world(world)
+        bounds = tuple((r * numel, (r + 1) * numel) for r in range(world))
         codecs = tuple(mine.chunk(a, b) for a, b in bounds)
         first = columns[0].name  # streams of random numbers follow from names
-        specs = tuple(TensorSpec(f"{first}[{a}:{b}]", self.numel, dtype) for a, b in bounds)
+        specs = tuple(TensorSpec(f"{first}[{a}:{b}]", numel, dtype) for a, b in bounds)
         formats = tuple(one.format(spec) for one, spec in zip(codecs, specs, strict=True))
         self._chunks = Chunks(bounds, codecs, specs, formats)
-        self.states: Any = tuple(
-            anyones.chunk(a, b).init(spec) for (a, b), spec in zip(bounds, specs, strict=True)
-        )
-        self.residual_N: Tensor | None = None
-        if codec.traits.error_feedback:
-            self.residual_N = torch.zeros(
-                world * self.numel, dtype=working_dtype(dtype), device="cpu"
-            )
-        self._sent_N = torch.empty(world * self.numel, dtype=dtype, device="cpu")
-        self._mean_C = torch.empty(self.numel, dtype=dtype, device="cpu")
+        ends = accumulate((one.size for one in columns), initial=0)
+        self._placed = [*zip(ends, columns, strict=False)]
+        self.slots: list[Slot] = []
+        self._padding: list[slice] = []
+        for place, one in self._placed:
+            for rank in range(world):
+                start, left = rank * numel + place, prod(one.shape) - rank * one.size
+                stop = start + min(max(left, 0), one.size)
+                self.slots.append(Slot(one.name, rank * one.size, start, stop, False))
+                self._padding.append(slice(stop, start + one.size))
+        self.state = self.first_state()
+        self._sent_N = torch.empty(world * numel, dtype=dtype, device="cpu")
+        self._mean_C = torch.empty(numel, dtype=dtype, device="cpu")
 
     def text(self, given_N: Tensor, out_C: Tensor) -> Steps[None]:
         """One reduce-scatter of these columns; what a module hands in is a row for each rank."""
         rows, own_rows = given_N.view(self.me.world, -1), self._sent_N.view(self.me.world, -1)
-        for place, one in self._placed():
+        for place, one in self._placed:
             own_rows[:, place : place + one.size] = rows[:, one.start : one.stop]
+        codecs, residual_N = self.state
         text = WAY.reduce_scatter(
-            self.me, self._chunks, self.states, self._sent_N, self._mean_C, self.residual_N
+            self.me, self._chunks, codecs, self._sent_N, self._mean_C, residual_N
         )
-        self.states = tuple((yield from text))
-        for place, one in self._placed():
+        self.state = KeptOfColumns(tuple((yield from text)), residual_N)
+        for place, one in self._placed:
             out_C[one.start : one.stop] = self._mean_C[place : place + one.size]
-        for _, padding in self._kept():
-            padding.zero_()  # no saved state has it
+        if residual_N is not None:
+            for padding in self._padding:
+                residual_N[padding] = 0  # no saved state has it
 
-    def _placed(self) -> Iterable[tuple[int, Column]]:
-        """Each column, and its place among those of this part."""
-        place = 0
-        for one in self.columns:
-            yield place, one
-            place += one.size
+    def first_state(self) -> KeptOfColumns:
+        """The state that training begins with."""
+        pairs, residual_N = zip(self._chunks.bounds, self._chunks.specs, strict=True), None
+        states = tuple(self._anyones.chunk(*own).init(spec) for own, spec in pairs)
+        if self.exchange.traits.error_feedback:
+            whole = self.me.world * self.numel
+            residual_N = torch.zeros(whole, dtype=working_dtype(self.dtype), device="cpu")
+        return KeptOfColumns(states, residual_N)
 
-    def _kept(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """Residuals of every rank's shard of every column: of its elements, and of padding."""
-        for place, one in self._placed() if self.residual_N is not None else ():
-            for rank, row in enumerate(self.residual_N.view(self.me.world, -1)):  # type: ignore[union-attr]
-                num_held = min(max(prod(one.shape) - rank * one.size, 0), one.size)
-                yield row[place : place + num_held], row[place + num_held : place + one.size]
+    def state_of(self, slot: Slot, state: KeptOfColumns | None = None) -> dict[str, Tensor]:
+        """The part of ``state`` (None: the own one) that one rank's shard of one column has."""
+        residual_N = (state or self.state).residual_N
+        return {} if residual_N is None else {"residual_N": self.part(slot, residual_N)}
 
-    def residuals(self) -> dict[str, Tensor]:
-        """A copy of what is kept of each whole parameter, 1-D, in the working dtype."""
-        kept, world = [held for held, _ in self._kept()], self.me.world
-        rows = [kept[place : place + world] for place in range(0, len(kept), world)]
-        return {one.name: torch.cat(row) for one, row in zip(self.columns, rows, strict=False)}
+    def part(self, slot: Slot, residual_N: Tensor) -> Tensor:
+        """The residual of one rank's shard of one column."""
+        return residual_N[slot.start : slot.stop]
 
-    def put(self, residuals: Mapping[str, Tensor]) -> None:
-        """Puts in place what ``residuals`` has returned."""
-        kept = iter(self._kept())
-        for one in self.columns if self.residual_N is not None else ():
-            rest_N = residuals[one.name]
-            for _ in range(self.me.world):
-                held, _ = next(kept)
-                held.copy_(rest_N[: held.numel()])
-                rest_N = rest_N[held.numel() :]
+    def range_of(self, slot: Slot, held: Tensor) -> tuple[int, int]:
+        """The elements of its parameter that a slot is of."""
+        return slot.first, slot.last
+
+    def rest_of_state(self, state: KeptOfColumns | None = None) -> dict[str, Tensor]:
+        """The tensors of ``state`` (None: the own one) beside residuals."""
+        return dict(leaves((state or self.state).codecs))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -12,16 +11,16 @@ from torch import Tensor
 
 from ...compress.none import none
 from ...contract import Compressor
-from ...contract.state import leaves
 from ...contract.travel import sent_bytes
 from ...contract.verbs import Compute, Steps
 from ...errors import InvalidSetting, invalid
 from ..failure.forks import watch
 from ..failure.membership import Membership, run_of
-from ..fingerprint import agree, fingerprint, post_refusal
-from ..state.checkpoint import Origin
-from ..state.saved import SCHEMA, check_form, refuse_values
+from ..fingerprint import agree, fingerprint, refusing
+from ..state import checkpoint
+from ..state.saved import check_form
 from ..state.sharded import Owners, own_part, sharded_state
+from ..step.accounting import norm_over_all
 from ..step.wire import Group, as_on_a_lane, carry_out, give_back, open_channels
 from ._columns import Column, ColumnsOfCodec
 
@@ -48,26 +47,25 @@ class ShardReduction:
 
     def take(self, module: Any, columns: list[Column], dense: set[str], dtype: torch.dtype) -> None:
         """Puts payloads in the place of one module's reduce-scatter."""
-        chosen = (
-            (self.codec, [one for one in columns if one.name not in dense]),
-            (none(), [one for one in columns if one.name in dense]),
-        )
-        parts = [ColumnsOfCodec(codec, found, dtype, self._who) for codec, found in chosen if found]
-        self._comms.append(
-            PayloadReduceScatter(self, module, parts, columns[-1].stop, len(self._comms))
-        )
+        parts = [
+            ColumnsOfCodec(codec, found, dtype, self._who)
+            for codec, is_dense in ((self.codec, False), (none(), True))
+            if (found := [one for one in columns if (one.name in dense) is is_dense])
+        ]
+        self._comms.append(PayloadReduceScatter(self, module, parts, columns[-1].stop))
+        for place, part in enumerate(self._parts):
+            part.key = str(place)
 
-    def reduce(
-        self, parts: Iterable[ColumnsOfCodec], given_N: Tensor, out_C: Tensor, op: Any
-    ) -> None:
+    def reduce(self, comm: PayloadReduceScatter, given_N: Tensor, out_C: Tensor, op: Any) -> None:
         """Carries out one module's reduce-scatter, in the thread of the backward pass."""
+        self.step += comm is self._comms[0]
         if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
             raise InvalidSetting(
                 f"fully_shard asks for {op}, and payloads are averaged or added up; leave out "
                 "set_gradient_divide_factor()"
             )
         with as_on_a_lane():
-            for part in parts:
+            for part in comm.parts:
                 self._carry_out(part.text(given_N, out_C))
             if op == dist.ReduceOp.SUM:
                 out_C.mul_(self._who.world)
@@ -90,11 +88,10 @@ class ShardReduction:
     def stats(self) -> dict[str, Any]:
         """``steps``, ``wire_bytes_per_step`` of this rank since a load, and ``residual_norm`` over
         all shards of all parameters."""
-        norms = [torch.linalg.vector_norm(held.double()) for held in self.residuals().values()]
         return {
             "steps": self.step,
             "wire_bytes_per_step": self._wire_bytes / max(1, self.step - self._loaded_step),
-            "residual_norm": sum(float(norm) ** 2 for norm in norms) ** 0.5,
+            "residual_norm": norm_over_all(self.residuals().values()),
         }
 
     def residuals(self) -> dict[str, Tensor]:
@@ -102,28 +99,11 @@ class ShardReduction:
 
         Each is 1-D, of the whole parameter, in the working dtype; at this rank's own shard it is 0.
         """
-        return {name: held for part in self._every() for name, held in part.residuals().items()}
+        return checkpoint.residuals(self._parts)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank: save a file for each, or see ``sharded_state``."""
-        residuals = self.residuals()
-        return {
-            "version": SCHEMA,
-            **self._origin._asdict(),
-            "saved_by": self._who.world,
-            "saved_per_host": 1,
-            "run": self._run,
-            "step": self.step,
-            "params": {
-                one.name: {"residual_N": residuals[one.name]} if one.name in residuals else {}
-                for part in self._every()
-                for one in part.columns
-            },
-            "messages": {
-                str(place): {path: held.clone() for path, held in leaves(part.states)}
-                for place, part in enumerate(self._every())
-            },
-        }
+        return checkpoint.collect(self._parts, self._origin, step=self.step, run=self._run)
 
     def sharded_state(self, *, saved_by: int | None = None) -> dict[str, Any]:
         """The state of all ranks for ``torch.distributed.checkpoint``, to save and to load into.
@@ -141,35 +121,20 @@ class ShardReduction:
         """
         self._num_loads += 1
         who = self._who.beside(f"load {self._num_loads}")
-        try:
+        with refusing(who):
             saved = own_part(self._owners, state_dict, self._origin)
             check_form(saved)
-            is_whole = self._refuse_other(saved)
-        except Exception as error:
-            post_refusal(who, error)
-            raise
+            for key in ("algorithm", "world_size", "rank"):
+                if saved[key] != (own := getattr(self._origin, key)):
+                    remedy = "load each rank's own state, or that of other ranks by sharded_state()"
+                    raise invalid(f"{key} of the state", saved[key], f"{own}, as here", remedy)
+            states = checkpoint.loaded(saved, self._parts, self._origin)
         told = {"step of the state": saved["step"], "run of the state": saved["run"]}
         agree(who, fingerprint([], told), self._timeout)
-        residuals = {name: fields.get("residual_N") for name, fields in saved["params"].items()}
-        for place, part in enumerate(self._every()):
-            part.put(residuals)
-            for path, held in leaves(part.states) if is_whole else ():
-                held.copy_(saved["messages"][str(place)][path])
+        for part, state in zip(self._parts, states, strict=True):
+            part.state = state
         self.step = self._loaded_step = saved["step"]
         self._wire_bytes = 0
-
-    def _refuse_other(self, saved: Mapping[str, Any]) -> bool:
-        """Raises unless a state fits; returns whether as many ranks have saved it."""
-        own = self.state_dict()
-        for key in ("algorithm", "world_size", "rank"):
-            if saved[key] != own[key]:
-                accepted = f"{own[key]}, as here"
-                remedy = "load each rank's own state, or that of other ranks by sharded_state()"
-                raise invalid(f"{key} of the state", saved[key], accepted, remedy)
-        is_whole = bool(saved["saved_by"] == self._who.world)
-        for kind in ("params", "messages") if is_whole else ("params",):
-            _refuse_other_fields(saved[kind], own[kind])
-        return is_whole
 
     def detach(self) -> None:
         """Gives FSDP its own reduce-scatter back. Residuals are dropped: save them first."""
@@ -178,16 +143,19 @@ class ShardReduction:
         self._comms = []
         give_back(self._channels)
 
-    def _every(self) -> Iterable[ColumnsOfCodec]:
-        return (part for comm in self._comms for part in comm.parts)
+    @property
+    def _parts(self) -> list[Any]:
+        return [part for comm in self._comms for part in comm.parts]
 
     @property
-    def _origin(self) -> Origin:
-        return Origin(f"reduce_scatter({self.codec!r})", self._who.world, self._who.rank, "")
+    def _origin(self) -> checkpoint.Origin:
+        return checkpoint.Origin(
+            f"reduce_scatter({self.codec!r})", self._who.world, self._who.rank, ""
+        )
 
     @property
     def _owners(self) -> Owners:
-        shapes = {one.name: one.shape for part in self._every() for one in part.columns}
+        shapes = {one.name: one.shape for part in self._parts for one in part.columns}
         whole = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
         return Owners(whole, self._group, self._who.rank, self._who.world)
 
@@ -196,15 +164,9 @@ class PayloadReduceScatter:
     """The reduce-scatter that one module asks for, in the form that FSDP calls."""
 
     def __init__(
-        self,
-        owner: ShardReduction,
-        module: Any,
-        parts: list[ColumnsOfCodec],
-        numel: int,
-        place: int,
+        self, owner: ShardReduction, module: Any, parts: list[ColumnsOfCodec], numel: int
     ) -> None:
-        self._owner, self._module, self.parts = owner, module, parts
-        self._numel, self._is_first = numel, place == 0
+        self._owner, self._module, self.parts, self._numel = owner, module, parts, numel
         (group,) = groups_of(module)
         self._before = group._reduce_scatter_comm, group.reduce_scatter_unused_params
         module.set_custom_reduce_scatter(self)
@@ -236,25 +198,9 @@ class PayloadReduceScatter:
                 f"{self._numel} when reduce_scatter() was called; call it when the model, and what "
                 "of it is trained, no longer changes"
             )
-        self._owner.step += self._is_first
-        self._owner.reduce(self.parts, input_tensor, output_tensor, op)
+        self._owner.reduce(self, input_tensor, output_tensor, op)
 
 
 def groups_of(module: Any) -> list[Any]:
     """FSDP's groups of a module's parameters, for whose order torch has no public name."""
     return list(module._get_fsdp_state()._fsdp_param_groups)
-
-
-def _refuse_other_fields(saved: Any, own: Any) -> None:
-    """Raises unless a state has the names, shapes and dtypes of this one, and sound values."""
-    for name in sorted({*saved, *own}):
-        theirs, ours = saved.get(name), own.get(name)
-        if theirs is None or ours is None or set(theirs) != set(ours):
-            accepted = "the fields that are kept here"
-            raise invalid(f"state of {name}", theirs, accepted, "load that of the same model")
-        for path, held in theirs.items():
-            if held.shape != ours[path].shape or held.dtype != ours[path].dtype:
-                given = f"{list(held.shape)} {held.dtype}"
-                accepted = f"{list(ours[path].shape)} {ours[path].dtype}"
-                raise invalid(f"{path} of {name}", given, accepted, "load that of the same model")
-            refuse_values(f"{path} of {name}", held, ours[path])

@@ -19,9 +19,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...contract.member import Shards
-from ...errors import InvalidSetting, RanksDiffer, invalid
+from ...errors import InvalidSetting, invalid
 from ..failure.membership import ALONE, Membership, join
-from ..fingerprint import refusal_in
+from ..fingerprint import first_difference, refuse_differences, refuse_if_one_did
 from ..step.messages import Message
 from ..step.synchroniser import AnyMessage
 from ..step.wire import Group
@@ -104,44 +104,27 @@ def agree_among_shards(
     own = {
         "place": f"rank {who.rank} of {who.world}",
         "num_channels": num_channels,
-        "messages": [_described(message) for message in messages],
-        "numels": [_numel(message) for message in messages],
+        **{f"message {place}": _described(message) for place, message in enumerate(messages)},
     }
-    found = [json.loads(note) for note in shards.share(json.dumps(own), timeout)]
+    sizes = [one.spec.numel if isinstance(one, Message) else 0 for one in messages]
+    notes = shards.share(json.dumps({"own": own, "numels": sizes}), timeout)
+    found = [json.loads(note) for note in notes]
     with shards.lingering():
-        for index, other in enumerate(found):
-            if refusal := refusal_in(other):
-                raise RanksDiffer(f"the rank of shard {index} refused to attach: {refusal}")
-            if difference := _difference(found[0], other):
-                raise RanksDiffer(
-                    f"shard 0 and shard {index} of a layer would not travel together: {difference};"
-                    " give all ranks the same settings, and a bucket_cap_mb that cuts their "
-                    "parameters alike, such as one below the size of each"
-                )
+        refuse_if_one_did(dict(enumerate(found)), "the rank of shard {} refused to attach")
+        remedy = (
+            "give all ranks the same settings, and a bucket_cap_mb that cuts their parameters "
+            "alike, such as one below the size of each"
+        )
+        told, how = [one["own"] for one in found], "of a layer would not travel together"
+        refuse_differences(told, "shard", how, remedy, first_difference)
     for place, message in enumerate(messages):
         numels = tuple(int(other["numels"][place]) for other in found)
         message.member.shards = Shards(shards.rank, numels)
-
-
-def _numel(message: AnyMessage) -> int:
-    """The elements of a message; 0 for row-sparse gradients, about which shards do not agree."""
-    return message.spec.numel if isinstance(message, Message) else 0
 
 
 def _described(message: AnyMessage) -> str:
     """The facts, in words, that all parts of one message must have in common."""
     names = ", ".join(message.names)
     if not isinstance(message, Message):
-        return f"rows of {names}"
-    return f"{names} as {message.spec.dtype} by {message.exchange!r}"
-
-
-def _difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
-    for key in ("place", "num_channels"):
-        if one[key] != other[key]:
-            return f"{key} is {one[key]} against {other[key]}"
-    for index, (a, b) in enumerate(zip(one["messages"], other["messages"], strict=False)):
-        if a != b:
-            return f"message {index} is of {a} against {b}"
-    a, b = len(one["messages"]), len(other["messages"])
-    return f"{a} messages against {b}" if a != b else None
+        return f"of rows of {names}"
+    return f"of {names} as {message.spec.dtype} by {message.exchange!r}"

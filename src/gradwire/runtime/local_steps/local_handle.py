@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...contract import Exchange
-from ...contract.bounds import check_whole
 from ...errors import invalid
 from ..handle import Handle
 from ..step.lanes import wall_clock
@@ -124,16 +122,7 @@ class LocalSteps(Handle):
     def count_step(self) -> None:
         """Counts a local step, and does what is due after it; called by the optimizer's hook."""
         self._engine.check()
-        start_s = wall_clock()
-        exchanged = self._count()
-        if self._chosen is not None:
-            self._waited_s += wall_clock() - start_s
-            if exchanged:
-                self._choose(self._chosen)
-
-    def _count(self) -> bool:
-        """Counts a local step; whether a fragment was exchanged after it."""
-        rhythm = self._rhythm
+        start_s, rhythm = wall_clock(), self._rhythm
         self._local_step += 1
         self._position += 1
         if self._left:
@@ -149,7 +138,10 @@ class LocalSteps(Handle):
             self._left = rhythm.delay
             if not rhythm.delay:
                 self._apply(rhythm.mixing)
-        return not rest
+        if self._chosen is not None:
+            self._waited_s += wall_clock() - start_s
+            if not rest:
+                self._choose(self._chosen)
 
     def _choose(self, chosen: ChosenGap) -> None:
         """Counts an exchange with its seconds; at the end of a period it may choose another one."""
@@ -239,18 +231,15 @@ class LocalSteps(Handle):
 
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
         put_exchanges = super()._checked(saved, strict)
-        local_step, outer = saved.get("local_step"), saved.get("outer")
+        local_step, outer = saved.get("local_step"), saved.get("outer", {})
         put_outer = self._outer.checked(outer)
-        if type(local_step) is not int or not 0 <= local_step < math.inf:
+        if type(local_step) is not int or local_step < 0:
             remedy = "pass what handle.state_dict() returned"
             raise invalid("local_step of the state", local_step, "a whole number", remedy)
-        if outer is not None and (gap := outer.get("gap")) is not None:
-            check_whole("gap of the state", gap, "pass what handle.state_dict() returned")
 
         def put_in_place() -> None:
             put_exchanges()
             put_outer()
-            assert outer is not None
             if self._chosen is not None and "gap" in outer:
                 self._chosen.gap = max(outer["gap"], self._chosen.least)
                 self._rhythm = self._rhythm.with_gap(self._chosen.gap)

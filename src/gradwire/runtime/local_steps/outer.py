@@ -107,16 +107,15 @@ class Outer:
     def checked(self, saved: Any) -> Callable[[], None]:
         """A function that puts a saved state in place, once all of it was found to fit."""
         check_outer(saved)
-        for key, own in (("anchors", self.anchors), ("parameters", self._params)):
-            if odd := sorted(set(saved[key]) ^ set(own)):
+        kept = dict[str, Mapping[str, Tensor]](anchors=self.anchors, parameters=self._params)
+        for key, own in {**kept, "arriving": self.anchors}.items():
+            if key in kept and (odd := sorted(set(saved[key]) ^ set(own))):
                 raise InvalidSetting(
                     f"only one of the saved and the present model has {odd[0]} among its {key}; "
                     "load the state of the same model"
                 )
-        for key in ("anchors", "parameters", "arriving"):
-            like = self._params if key == "parameters" else self.anchors
             for name, tensor in saved[key].items():
-                _check_fits(f"{name} among the {key} of the state", tensor, like.get(name))
+                _check_fits(f"{name} among the {key} of the state", tensor, own.get(name))
         trial = _made(self._make, [nn.Parameter(a.detach().clone()) for a in self.anchors.values()])
         try:
             trial.load_state_dict(deepcopy(saved["optimizer"]))
@@ -124,15 +123,14 @@ class Outer:
             raise InvalidSetting(
                 f"the state of the outer optimizer cannot be loaded ({error}); {_DAMAGED}"
             ) from error
-        for own in trial.state.values():
-            for field, value in own.items():
-                if isinstance(value, Tensor):
-                    refuse_values(f"{field} of the outer optimizer", value)
+        for field, value in (one for own in trial.state.values() for one in own.items()):
+            if isinstance(value, Tensor):
+                refuse_values(f"{field} of the outer optimizer", value)
 
         def put_in_place() -> None:
             self.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
             with torch.no_grad():
-                for key, own in (("anchors", self.anchors), ("parameters", self._params)):
+                for key, own in kept.items():
                     for name, tensor in own.items():
                         tensor.copy_(saved[key][name])
 

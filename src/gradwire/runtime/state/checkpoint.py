@@ -1,15 +1,18 @@
 """Saving and loading the state of exchanges, by parameter name and rank.
 
-Residuals differ from rank to rank, so every rank saves and loads a state_dict of its own, or one
-rank saves those of all. For another number of ranks, ``redistribute`` makes new ones of all old
-ones.
+All that messages keep is one table: a row has a field of state, and the range of a parameter that
+it is about. Checkpoints, residuals, moves to other messages and newcomers are questions to it.
+Whatever has ``slots`` and their parts of a ``state`` has such rows, as a `Message` does. Residuals
+differ from rank to rank, so every rank saves and loads a state_dict of its own, or one rank saves
+those of all. For another number of ranks, ``redistribute`` makes new ones of all old ones.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +21,7 @@ from torch import Tensor
 from ...contract import State
 from ...errors import InvalidSetting, invalid
 from ...exchange.adapt import refuse_rungs
-from ...exchange.error_feedback import residuals
+from ...exchange.error_feedback import residuals as residuals_of
 from ..step.messages import Message
 from .saved import SCHEMA, Fields, check_form, refuse_values
 
@@ -32,10 +35,10 @@ class Origin(NamedTuple):
     for which elements it keeps state, where hosts have several ranks, and is empty for all.
     """
 
-    algorithm: str
-    world_size: int
-    rank: int
-    shard: str
+    algorithm: str = ""
+    world_size: int = 1
+    rank: int = 0
+    shard: str = ""
     ranks_per_host: int = 1
     share: str = ""
 
@@ -51,32 +54,70 @@ def share_of(messages: Sequence[Message], ranks_per_host: int) -> str:
     return hashlib.sha256(repr(kept).encode()).hexdigest()
 
 
+class KeptRow(NamedTuple):
+    """A field of state, by its path, of elements ``first`` to ``last`` of a parameter.
+
+    ``held`` is a view of it. A field that has no value for each element is of the whole range.
+    """
+
+    name: str
+    path: str
+    first: int
+    last: int
+    held: Tensor
+
+
+def rows(message: Message, state: State = None) -> Iterator[KeptRow]:
+    """All of ``state`` (None: the message's own) that is of one parameter."""
+    for slot in message.slots:
+        for path, held in message.state_of(slot, state).items():
+            yield KeptRow(slot.name, path, *message.range_of(slot, held), held)
+
+
+def is_by_element(path: str) -> bool:
+    """Whether a field of saved state has a value for each element of its parameter."""
+    return path.endswith("_N")
+
+
+def parted(params: Mapping[str, Fields]) -> list[dict[str, dict[str, Tensor]]]:
+    """The fields of parameters that have a value for each element, and all others."""
+    return [
+        {
+            name: {path: held for path, held in own.items() if is_by_element(path) is wanted}
+            for name, own in params.items()
+        }
+        for wanted in (True, False)
+    ]
+
+
+def is_residual(path: str) -> bool:
+    """Whether a field of saved state is gradient that the mean does not hold yet."""
+    return path.rpartition(".")[2].startswith("residual")
+
+
 def collect(
-    messages: Sequence[Message], origin: Origin, *, step: int = 0, run: str = ""
+    messages: Sequence[Message], origin: Origin | None = None, *, step: int = 0, run: str = ""
 ) -> dict[str, Any]:
     """The state_dict of one rank: plain tensors of host memory, numbers and strings.
 
-    ``run`` is the same on all ranks that train together, and on no others.
+    ``run`` is the same on all ranks that train together, and on no others. Without an ``origin``
+    it is nobody's.
     """
-    numels = _numels(messages)
+    numels, origin = _numels(messages), origin or Origin()
     params: dict[str, dict[str, Tensor]] = {name: {} for name in numels}
-    whole: dict[str, dict[str, Tensor]] = {}
-    for message in messages:
-        for slot in message.slots:
-            fields = params[slot.name]
-            for path, kept in message.own_state(slot).items():
-                own = kept.cpu()
-                if path.endswith("_T"):
-                    fields[path] = own
-                    continue
-                if path not in fields:
-                    fields[path] = own.new_zeros(numels[slot.name])
-                first, last = message.range_of(slot, own)
-                fields[path][first:last] = own
-        if rest := message.rest_of_state():
-            whole[message.key] = {
-                path: tensor.to("cpu", copy=True) for path, tensor in rest.items()
-            }
+    for name, path, first, last, held in (row for message in messages for row in rows(message)):
+        fields = params[name]
+        if not is_by_element(path):
+            fields[path] = held.to("cpu", copy=True)
+            continue
+        if path not in fields:
+            fields[path] = torch.zeros(numels[name], dtype=held.dtype, device="cpu")
+        fields[path][first:last] = held
+    whole = {
+        message.key: {path: held.to("cpu", copy=True) for path, held in rest.items()}
+        for message in messages
+        if (rest := message.rest_of_state())
+    }
     return {
         "version": SCHEMA,
         **origin._asdict(),
@@ -89,6 +130,28 @@ def collect(
     }
 
 
+def residuals(messages: Sequence[Message]) -> dict[str, Tensor]:
+    """The sum of each parameter's residuals, where it has any, by name."""
+    found, numels = dict[str, Tensor](), _numels(messages)
+    for message in messages:
+        for residual, slot in product(residuals_of(message.state).values(), message.slots):
+            held = message.part(slot, residual)
+            if slot.name not in found:
+                found[slot.name] = held.new_zeros(numels[slot.name])
+            first, last = message.range_of(slot, held)
+            found[slot.name][first:last] += held
+    return found
+
+
+def scale(
+    saved: Mapping[str, Any], factor: float, which: Callable[[str], bool] = is_by_element
+) -> None:
+    """Scales some fields of a collected state, by default those with a value for each element."""
+    for fields in saved["params"].values():
+        for path in filter(which, fields):
+            fields[path].copy_(fields[path] * factor)
+
+
 def _numels(messages: Sequence[Message]) -> dict[str, int]:
     """The number of elements of each parameter; each element is in exactly one message."""
     numels: dict[str, int] = {}
@@ -98,14 +161,62 @@ def _numels(messages: Sequence[Message]) -> dict[str, int]:
     return numels
 
 
-def refuse_other(saved: Any, messages: Sequence[Message], origin: Origin, *, strict: bool) -> None:
+def refuse_other(
+    saved: Any, messages: Sequence[Message], origin: Origin, *, strict: bool, moves: bool = True
+) -> None:
     """Raises ``InvalidSetting`` unless ``saved`` was made by this rank, of these parameters.
 
-    Their fields may be others, and of other shares, for whoever moves them.
+    For whoever ``moves`` them, their fields may be others, and of other shares.
     """
     check_form(saved)
-    _check_origin(saved, origin._replace(share=saved["share"]))
-    _compare_names(saved["params"], set(_numels(messages)), strict)
+    for key, text in _OTHERS.items():
+        there, here = saved[key], getattr(origin, key)
+        if there != here and not (key == "share" and (moves or not there)):
+            raise InvalidSetting(text.format(there=there, here=here))
+    params, known = saved["params"], {name: set[str]() for name in _numels(messages)}
+    missing, unknown = sorted({*known} - {*params}), sorted({*params} - {*known})
+    if strict and (missing or unknown):
+        raise InvalidSetting(
+            f"state_dict and model differ: missing {missing or 'nothing'}, unexpected "
+            f"{unknown or 'nothing'}; load the state of the same model, or pass strict=False"
+        )
+    if missing or unknown:
+        _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
+    for row in (row for message in messages for row in rows(message)):
+        known[row.name].add(row.path)
+    for name in () if moves else sorted({*known} & {*params}):
+        lost, absent = sorted({*params[name]} - known[name]), sorted(known[name] - {*params[name]})
+        if strict and (lost or absent):
+            held = f"holds {', '.join(lost)} of {name}, which keeps no such state any more"
+            lacks, beside = f"lacks {', '.join(absent)} of {name}", ", or pass strict=False"
+            raise InvalidSetting(
+                f"the state {held if lost else lacks}; attach with the compress_if or the plan it "
+                f"was saved with{'' if lost else f'{beside} to begin without'}"
+            )
+        if lost or absent:
+            _log.warning("%s: state not loaded for %s; state of %s dropped", name, absent, lost)
+
+
+_ON_HOSTS = (
+    "load what handle.gather_state() returned, or the state_dicts of all old ranks and pass "
+    "gw.redistribute(state_dicts, world_size, ranks_per_host)[rank] instead"
+)
+_OTHERS = {
+    "world_size": "this state was saved by {there} ranks and there are {here} now; load what "
+    "handle.gather_state() returned, or the state_dicts of all old ranks and pass "
+    "gw.redistribute(state_dicts, world_size)[rank]",
+    "ranks_per_host": "this state was saved on hosts of {there} ranks and hosts have {here} now; "
+    + _ON_HOSTS,
+    "share": "this state is of another share of the parameters, as a plan cut them in another "
+    "way; " + _ON_HOSTS,
+    "rank": "this state was saved by rank {there} and this is rank {here}; each rank loads its "
+    "own, as residuals differ from rank to rank",
+    "shard": "this state is of {there} of every layer and this rank holds {here}; each rank loads "
+    "its own, so save under a name that says the shard too",
+    "algorithm": "this state belongs to {there} and attached is {here}; attach with the same "
+    "settings, or start without this state",
+}
+"""The sentences, by the entry of a state_dict that is another one than here."""
 
 
 def loaded(
@@ -118,22 +229,15 @@ def loaded(
     of its state, and no others. Without ``strict``, fields that it lacks are as before the first
     step.
     """
-    check_form(saved)
-    _check_origin(saved, origin)
-    numels, known = _numels(messages), _paths(messages)
-    _check_names(saved["params"], known, strict)
+    refuse_other(saved, messages, origin, strict=strict, moves=False)
+    params, whole, numels = saved["params"], saved["messages"], _numels(messages)
     # Another number of ranks cuts other chunks: what is kept of a chunk starts afresh.
     saved_by = saved["saved_by"], saved["saved_per_host"]
     is_whole = saved_by == (origin.world_size, origin.ranks_per_host)
-    with torch.no_grad(), torch.inference_mode(False):
-        states = [
-            _filled(message, saved["params"], numels, saved["messages"], is_whole=is_whole)
-            for message in messages
-        ]
+    states = [_filled(message, params, whole, numels, is_whole=is_whole) for message in messages]
     for message, state in zip(messages, states, strict=True):
         refuse_rungs(message.exchange, state, [slot.name for slot in message.slots])
-    keys = {message.key for message in messages}
-    if lost := [key for key in saved["messages"] if key not in keys]:
+    if lost := sorted({*whole} - {message.key for message in messages}):
         _log.warning(
             "gradients travel in other messages than where this state was saved (%s): what was "
             "kept of a whole message, such as the step of random numbers, starts afresh",
@@ -142,22 +246,20 @@ def loaded(
     return states
 
 
-def moved(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[State]:
-    """The states of messages that go on where others, of which ``saved`` was collected, have ended.
+def move(saved: Mapping[str, Any], messages: Sequence[Message]) -> None:
+    """Gives messages, which go on where others have ended, what of those ``saved`` has.
 
     Each field goes to the field of its path. A parameter's residuals are added up where its new
     exchange keeps them under another path; one that keeps none must not have been given any (see
     `homeless`). What else the new messages do not keep ends here.
     """
-    numels, states = _numels(messages), []
-    with torch.no_grad(), torch.inference_mode(False):
-        for message in messages:
-            fields = {
-                slot.name: _housed(saved["params"].get(slot.name, {}), message.state_of(slot))
-                for slot in message.slots
-            }
-            states.append(_filled(message, fields, numels, saved["messages"], is_whole=False))
-    return states
+    numels, whole = _numels(messages), saved["messages"]
+    for message in messages:
+        params = {
+            slot.name: _housed(saved["params"].get(slot.name, {}), message.state_of(slot))
+            for slot in message.slots
+        }
+        message.state = _filled(message, params, whole, numels, is_whole=False)
 
 
 def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]:
@@ -169,121 +271,37 @@ def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]
     return [
         place
         for place, message in enumerate(messages)
-        if owed & {*message.names} and not residuals(message.state)
+        if owed & {*message.names} and not residuals_of(message.state)
     ]
 
 
-def _housed(fields: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _housed(fields: Fields, own: Fields) -> Fields:
     """One parameter's saved fields, the residuals under paths that its new state ``own`` has."""
-    saved, kept = filter(is_residual, fields), sorted(filter(is_residual, own), key=len)
-    paths = [*saved]
-    if not kept or {*paths} <= {*kept}:
-        return dict(fields)
-    others = {path: tensor for path, tensor in fields.items() if path not in paths}
-    return {**others, kept[0]: torch.stack([fields[path] for path in paths]).sum(0)}
+    owed, homes = [*filter(is_residual, fields)], sorted(filter(is_residual, own), key=len)
+    if not homes or {*owed} <= {*homes}:
+        return fields
+    others = {path: held for path, held in fields.items() if path not in owed}
+    return {**others, homes[0]: torch.stack([fields[path] for path in owed]).sum(0)}
 
 
-def is_residual(path: str) -> bool:
-    """Whether a field of saved state is gradient that the mean does not hold yet."""
-    return path.rpartition(".")[2].startswith("residual")
-
-
-_ON_HOSTS = (
-    "load what handle.gather_state() returned, or the state_dicts of all old ranks and pass "
-    "gw.redistribute(state_dicts, world_size, ranks_per_host)[rank] instead"
-)
-
-
-def _check_origin(saved: Mapping[str, Any], origin: Origin) -> None:
-    if saved["world_size"] != origin.world_size:
-        raise InvalidSetting(
-            f"this state was saved by {saved['world_size']} ranks and there are "
-            f"{origin.world_size} now; load what handle.gather_state() returned, or the "
-            "state_dicts of all old ranks and pass gw.redistribute(state_dicts, world_size)[rank]"
-        )
-    if saved["ranks_per_host"] != origin.ranks_per_host:
-        raise InvalidSetting(
-            f"this state was saved on hosts of {saved['ranks_per_host']} ranks and hosts have "
-            f"{origin.ranks_per_host} now; {_ON_HOSTS}"
-        )
-    if saved["share"] not in ("", origin.share):
-        raise InvalidSetting(
-            "this state is of another share of the parameters, as a plan cut them in another way; "
-            f"{_ON_HOSTS}"
-        )
-    if saved["rank"] != origin.rank:
-        raise InvalidSetting(
-            f"this state was saved by rank {saved['rank']} and this is rank {origin.rank}; each "
-            "rank loads its own, as residuals differ from rank to rank"
-        )
-    if saved["shard"] != origin.shard:
-        raise InvalidSetting(
-            f"this state is of {saved['shard']} of every layer and this rank holds "
-            f"{origin.shard}; each rank loads its own, so save under a name that says the shard too"
-        )
-    if saved["algorithm"] != origin.algorithm:
-        raise InvalidSetting(
-            f"this state belongs to {saved['algorithm']} and attached is {origin.algorithm}; "
-            "attach with the same settings, or start without this state"
-        )
-
-
-def _paths(messages: Sequence[Message]) -> dict[str, set[str]]:
-    """The names of the fields of state that each parameter has."""
-    known: dict[str, set[str]] = {}
-    for message in messages:
-        for slot in message.slots:
-            known.setdefault(slot.name, set()).update(message.state_of(slot))
-    return known
-
-
-def _check_names(params: Fields, known: Mapping[str, set[str]], strict: bool) -> None:
-    _compare_names(params, set(known), strict)
-    for name in sorted(set(known) & set(params)):
-        lost, absent = (
-            sorted(set(params[name]) - known[name]),
-            sorted(known[name] - set(params[name])),
-        )
-        if strict and lost:
-            raise InvalidSetting(
-                f"the state holds {', '.join(lost)} of {name}, which keeps no such state any more; "
-                "attach with the compress_if or the plan it was saved with"
-            )
-        if strict and absent:
-            raise InvalidSetting(
-                f"the state lacks {', '.join(absent)} of {name}; attach with the compress_if or "
-                "the plan it was saved with, or pass strict=False to begin without"
-            )
-        if lost or absent:
-            _log.warning("%s: state not loaded for %s; state of %s dropped", name, absent, lost)
-
-
-def _compare_names(params: Fields, known: set[str], strict: bool) -> None:
-    missing, unknown = sorted(known - set(params)), sorted(set(params) - known)
-    if strict and (missing or unknown):
-        raise InvalidSetting(
-            f"state_dict and model differ: missing {missing or 'nothing'}, unexpected "
-            f"{unknown or 'nothing'}; load the state of the same model, or pass strict=False"
-        )
-    if missing or unknown:
-        _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
-
-
+@torch.no_grad()
+@torch.inference_mode(False)
 def _filled(
-    message: Message, params: Fields, numels: Mapping[str, int], whole: Fields, *, is_whole: bool
+    message: Message,
+    params: Mapping[str, Fields],
+    whole: Mapping[str, Fields],
+    numels: Mapping[str, int],
+    *,
+    is_whole: bool,
 ) -> State:
     """A state of the message, filled with the saved fields of its parameters and its own."""
     state = message.first_state()
-    for slot in message.slots:
-        saved = params.get(slot.name, {})
-        for path, own in message.state_of(slot, state).items():
-            if path not in saved:
-                continue
-            given, what = saved[path], f"{path} of {slot.name}"
-            if path.endswith("_N"):
-                _check_shape(what, given, (numels[slot.name],))
-                first, last = message.range_of(slot, own)
-                given = given[first:last]
+    for name, path, first, last, own in rows(message, state):
+        given, what = params.get(name, {}).get(path), f"{path} of {name}"
+        if given is not None and is_by_element(path):
+            _check_shape(what, given, (numels[name],))
+            given = given[first:last]
+        if given is not None:
             _fill(what, own, given)
     if (rest := whole.get(message.key)) is None:
         return state

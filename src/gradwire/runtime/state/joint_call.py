@@ -10,23 +10,23 @@ Nobody waits there for a rank that has refused, nor for one that has begun the n
 from __future__ import annotations
 
 import json
-import mmap
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from ...contract.verbs import AllReduce, Recv, Send
-from ...errors import RankFailed, RanksDiffer
+from ...contract.verbs import AllReduce
+from ...errors import RankFailed
 from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, STORE_PATIENCE_S, Stillness
-from ..fingerprint import post_refusal, refusal_in
+from ..fingerprint import post_refusal, refuse_differences, refuse_if_one_did, refusing
 from ..step.engine import Engine
 from ..step.wire import Channel, carry_out, in_background, open_channels
-from .plain import packed, read_packed
+from .plain import packed, read_packed, receive, send
 
 SILENCE_S = STORE_PATIENCE_S
 """Seconds for which a rank that others wait for may show no sign of life, as reading a checkpoint
@@ -61,6 +61,15 @@ class JointCall:
         post_refusal(self._group, error)
         post_refusal(self._shards, error)
 
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Tells the other ranks what is raised within, by ``refuse``."""
+        try:
+            yield
+        except Exception as error:
+            self.refuse(error)
+            raise
+
     def agree(self, saved: Mapping[str, Any], *, strict: bool, next_step: int) -> None:
         """Returns when all ranks have made the call, with states that belong together.
 
@@ -79,12 +88,8 @@ class JointCall:
             for kind, key in (("parameter", "params"), ("message", "messages"))
             for name, fields in saved[key].items()
         }
-        try:
-            with self._group.lingering():
-                self._compare(self._group, own, "rank")
-        except Exception as error:
-            post_refusal(self._shards, error)
-            raise
+        with refusing(self._shards), self._group.lingering():
+            self._compare(self._group, own, "rank")
         # Ranks with other shards are other groups, whose runs have names of their own.
         told = {"call": self._call, "step": saved["step"]}
         with self._shards.lingering():
@@ -94,6 +99,7 @@ class JointCall:
         if who.world == 1:
             return
         timeout, call = self._engine.timeout, self._call
+        refused = f"{kind} {{}} refused {call}, so nothing was {self._done} on any rank"
         # Who is silent takes so long to find out, and is to be known at the time-out.
         early_s = max(0.0, timeout.total_seconds() - PATIENCE_S)
         begin_s = heard_s = time.monotonic()
@@ -101,7 +107,7 @@ class JointCall:
         def look(absent: Sequence[int], found: Mapping[int, str]) -> None:
             nonlocal heard_s
             self._engine.check()
-            self._refuse_if_one_did(found, kind)
+            refuse_if_one_did({rank: json.loads(note) for rank, note in found.items()}, refused)
             if kind == "rank":
                 self._refuse_to_wait_for(absent)  # of shards of other groups nothing is known
             now_s = time.monotonic()
@@ -122,12 +128,14 @@ class JointCall:
         if kind == "rank" and who.rank == 0 and self._engine.num_calls > 1:
             # Whoever has come to this call has read all of the one before it.
             self._engine.sweep(f"call {self._engine.num_calls - 1}")
-        self._refuse_if_one_did(dict(enumerate(notes)), kind)
-        if differences := _differences([json.loads(note) for note in notes], kind):
-            raise RanksDiffer(
-                f"{differences}; nothing was {self._done}: have every rank make the same call, "
-                "with the state that it saved at the same step of the same run"
-            )
+        told = [json.loads(note) for note in notes]
+        refuse_if_one_did(dict(enumerate(told)), refused)
+        remedy = (
+            f"nothing was {self._done}: have every rank make the same call, with the state that it "
+            "saved at the same step of the same run"
+        )
+        how = "do not have the same checkpoint"
+        refuse_differences(told, kind, how, remedy, _difference, names_all=True)
 
     def _refuse_to_wait_for(self, absent: Sequence[int]) -> None:
         """Raises if one of these ranks is gone, or has begun the next step without this load."""
@@ -150,14 +158,6 @@ class JointCall:
         how = f"all ranks of the group must call {self._call}, between the same two steps"
         return self._engine.lose(ranks, self._next_step, text, how)
 
-    def _refuse_if_one_did(self, notes: Mapping[int, str], kind: str) -> None:
-        for rank, note in notes.items():
-            if refusal := refusal_in(json.loads(note)):
-                raise RanksDiffer(
-                    f"{kind} {rank} refused {self._call}, so nothing was {self._done} on any "
-                    f"rank: {refusal}"
-                )
-
     def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """The states of all ranks on rank 0, in rank order, in host memory; none on others.
 
@@ -175,9 +175,9 @@ class JointCall:
             opened.extend(open_channels(*who, 1, engine.timeout * who.world))
             found = [own]
             if who.rank:
-                _send(own, opened[0])
+                send(packed(own), 0, opened[0])
             else:
-                found += [_received(rank, opened[0]) for rank in range(1, who.world)]
+                found += [read_packed(receive(r, opened[0])) for r in range(1, who.world)]
             carry_out([AllReduce(torch.zeros(1))], opened)  # nobody trains on before all are there
             return [] if who.rank else found
 
@@ -195,37 +195,6 @@ class JointCall:
         finally:
             for channel in () if travelling.done() else opened:
                 channel.abort()
-
-
-def _send(state: Mapping[str, Any], channel: Channel) -> None:
-    """Sends a state to rank 0, its size first."""
-    data = packed(state)
-    for tensor in (torch.tensor([data.numel()]), data):
-        carry_out([Send(0, tensor)], [channel])
-
-
-def _received(rank: int, channel: Channel) -> dict[str, Any]:
-    """The state that a rank sends."""
-    size = torch.zeros(1, dtype=torch.int64)
-    carry_out([Recv(rank, size)], [channel])
-    # Pages that come as they are written, and a file: neither zeros nor another copy, for which
-    # the pulse would have to wait.
-    data: Any = mmap.mmap(-1, int(size))
-    carry_out([Recv(rank, torch.frombuffer(data, dtype=torch.uint8))], [channel])
-    found: dict[str, Any] = read_packed(data)
-    return found
-
-
-def _differences(told: Sequence[Mapping[str, Any]], kind: str) -> str:
-    """The ranks that differ from the first one, each with its first difference; empty if none."""
-    found: dict[str, list[int]] = {}
-    for rank, other in enumerate(told):
-        if difference := _difference(told[0], other):
-            found.setdefault(difference, []).append(rank)
-    return "; ".join(
-        f"{kind} 0 and {kind} {', '.join(map(str, ranks))} do not have the same checkpoint: {text}"
-        for text, ranks in found.items()
-    )
 
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ and plain containers of them, or refuses, and so does the sender before anybody 
 from __future__ import annotations
 
 import io
+import mmap
 import re
 from typing import Any
 
@@ -15,8 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...contract.verbs import Recv, Send
 from ...errors import InvalidSetting
-from ..step.wire import Group
+from ..step.wire import Channel, Group, carry_out
+
+_PART_BYTES = 2**25
+"""Bytes that travel at once to another rank."""
 
 
 def packed(given: Any) -> Tensor:
@@ -55,6 +60,23 @@ def _without_numpy(given: Any) -> Any:
 def read_packed(data: Any) -> Any:
     """The value that another rank has ``packed``, in host memory; ``data`` is a file or a map."""
     return torch.load(data, map_location="cpu", weights_only=True)
+
+
+def send(data: Tensor, dst: int, channel: Channel) -> None:
+    """Sends bytes to another rank, in parts, each of which may take as long as a message."""
+    for part in (torch.tensor([data.numel()]), *torch.split(data, _PART_BYTES)):
+        carry_out([Send(dst, part)], [channel])
+
+
+def receive(src: int, channel: Channel) -> mmap.mmap:
+    """The bytes that another rank sends, at least one."""
+    carry_out([Recv(src, size := torch.zeros(1, dtype=torch.int64))], [channel])
+    # Pages that come as they are written, and a file: neither zeros nor another copy, for which
+    # the pulse would have to wait.
+    data: Any = mmap.mmap(-1, int(size))
+    for part in torch.split(torch.frombuffer(data, dtype=torch.uint8), _PART_BYTES):
+        carry_out([Recv(src, part)], [channel])
+    return data  # type: ignore[no-any-return]
 
 
 def values_of_all(own: Any, group: Group | None = None) -> list[Any]:

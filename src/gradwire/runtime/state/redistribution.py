@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from itertools import chain
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ...errors import InvalidSetting, RanksDiffer, invalid
+from ...errors import InvalidSetting, invalid
+from ..fingerprint import first_difference, refuse_differences
 from ..local_steps.outer import merged_outer
-from .checkpoint import Origin
-from .saved import check_form, refuse_values
+from .checkpoint import Origin, is_by_element
+from .saved import check_form, copied, summed
 
 Saved = Mapping[str, Any]
 """A state_dict whose form was checked."""
 
-_SHARED = ("algorithm", "world_size", "ranks_per_host", "saved_by", "step", "run")
+_SHARED = ("algorithm", "world_size", "ranks_per_host", "saved_by", "step", "run", "local_step")
 """Entries that are the same in the state_dicts of all ranks."""
-_SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of fields that can be shared out: a new rank's field is a scaled sum of old ones."""
 
 
 def redistribute(
@@ -70,7 +64,9 @@ def part_of(saved: Any, origin: Origin) -> Any:
     What is no such dict is returned as it is. Another number of ranks, or of ranks on a host, is
     cut anew. Raises as ``redistribute`` does.
     """
-    if not isinstance(saved, dict) or not saved or not all(map(_is_place_name, saved)):
+    if not isinstance(saved, dict) or not saved:
+        return saved
+    if not all(type(key) is str and re.fullmatch(r"rank \d+ of \d+", key) for key in saved):
         return saved
     own = saved.get(place_name(origin.rank, origin.world_size))
     if own is not None:
@@ -81,34 +77,8 @@ def part_of(saved: Any, origin: Origin) -> Any:
     return _part(olds, origin.rank, origin.world_size, origin.ranks_per_host)
 
 
-def _is_place_name(key: Any) -> bool:
-    return type(key) is str and re.fullmatch(r"rank \d+ of \d+", key) is not None
-
-
 def _of_one_moment(state_dicts: Any) -> list[Saved]:
-    """The state_dicts of all old ranks in rank order, found to have been saved together."""
-    olds = _of_all_ranks(state_dicts)
-    for old in olds[1:]:
-        if difference := _difference(olds[0], old):
-            raise RanksDiffer(
-                f"rank 0 and rank {old['rank']} did not save the same thing: {difference}; load "
-                "the state_dicts that all old ranks saved at one moment"
-            )
-    return olds
-
-
-def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) -> dict[str, Any]:
-    """The state of one new rank."""
-    per_host = olds[0]["ranks_per_host"]
-    if world_size == len(olds) and per_host == ranks_per_host == 1:
-        _check_values(olds[rank], False)
-        return _copied(olds[rank])
-    hosts = [olds[first : first + per_host] for first in range(0, len(olds), per_host)]
-    return _merged(hosts, rank, world_size, ranks_per_host)
-
-
-def _of_all_ranks(state_dicts: Any) -> list[Saved]:
-    """The state_dicts in rank order; raises unless there is one of each rank, all of one shard."""
+    """The state_dicts in rank order; raises unless there is one of each rank, saved together."""
     if not isinstance(state_dicts, list | tuple):
         kind = type(state_dicts).__name__
         raise invalid("state_dicts", kind, "a list of state_dicts", "pass those of all old ranks")
@@ -118,105 +88,39 @@ def _of_all_ranks(state_dicts: Any) -> list[Saved]:
     if len(shards) > 1:
         accepted = "those of ranks that hold the same part of every layer"
         raise invalid("state_dicts", shards, accepted, "redistribute each part's by itself")
-    for state_dict in state_dicts:
-        if state_dict["world_size"] % state_dict["ranks_per_host"]:
-            accepted = f"a divisor of its world_size, {state_dict['world_size']}"
-            given, remedy = state_dict["ranks_per_host"], "load an undamaged checkpoint"
-            raise invalid("ranks_per_host of a state_dict", given, accepted, remedy)
     olds = sorted(state_dicts, key=lambda old: int(old["rank"]))
-    count = olds[0]["world_size"] if olds else 1
-    ranks = [old["rank"] for old in olds]
+    count, ranks = olds[0]["world_size"] if olds else 1, [old["rank"] for old in olds]
     if len(ranks) != count or ranks != list(range(count)):
         raise InvalidSetting(
             f"redistribute needs the state_dicts of all {count} old ranks, got those of ranks "
             f"{ranks}; load every rank's file"
         )
+    told, how = [*map(_described, olds)], "did not save the same thing"
+    remedy = "load the state_dicts that all old ranks saved at one moment"
+    refuse_differences(told, "rank", how, remedy, first_difference)
+    if count % (per_host := olds[0]["ranks_per_host"]):
+        accepted, remedy = f"a divisor of its world_size, {count}", "load an undamaged checkpoint"
+        raise invalid("ranks_per_host of a state_dict", per_host, accepted, remedy)
     return olds
 
 
-def _difference(one: Saved, other: Saved) -> str | None:
-    """The first difference between two ranks' state_dicts that there ought not to be, or None."""
-    if bool(one["share"]) != bool(other["share"]):
-        return "one is of a share, the other of all elements"
-    for key in (*_SHARED, "local_step"):
-        if one.get(key) != other.get(key):
-            return f"{key} is {one.get(key)} against {other.get(key)}"
-    for key, kind in (("params", "parameter"), ("messages", "message")):
-        ours, theirs = one[key], other[key]
-        if odd := sorted(set(ours) ^ set(theirs)):
-            return f"only one of both has the {kind} {odd[0]}"
-        for name in ours:
-            if odd := sorted(set(ours[name]) ^ set(theirs[name])):
-                return f"only one of both has {odd[0]} of {name}"
-            for path, tensor in ours[name].items():
-                a, b = _described(tensor), _described(theirs[name][path])
-                if a != b:
-                    return f"{path} of {name} is {a} against {b}"
-    return None
-
-
-def _described(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _check_values(old: Saved, is_shared_out: bool) -> None:
-    """Raises where a field with a value for each element is damaged, or cannot be shared out."""
-    for name, fields in old["params"].items():
-        numels = {tensor.numel() for path, tensor in fields.items() if path.endswith("_N")}
-        if len(numels) > 1:
-            raise InvalidSetting(
-                f"fields of {name} of rank {old['rank']} have {sorted(numels)} elements, and each "
-                "must have as many as the parameter; load an undamaged checkpoint"
-            )
-        for path, tensor in fields.items():
-            what = f"{path} of {name} of rank {old['rank']}"
-            if not path.endswith("_N"):
-                continue
-            if tensor.dim() != 1:
-                remedy = "load an undamaged checkpoint"
-                raise invalid(what, list(tensor.shape), "of one dimension", remedy)
-            if is_shared_out and tensor.dtype not in _SUMMED:
-                remedy = "go on with as many ranks as saved it"
-                raise invalid(f"dtype of {what}", tensor.dtype, "a floating-point one", remedy)
-            refuse_values(what, tensor.detach())
-
-
-def _copied(old: Saved) -> dict[str, Any]:
-    """A copy of a state_dict, in host memory."""
-    fields = {
-        key: {
-            name: {path: tensor.detach().cpu().clone() for path, tensor in own.items()}
-            for name, own in old[key].items()
-        }
-        for key in ("params", "messages")
-    }
-    outer = {"outer": deepcopy(old["outer"])} if "outer" in old else {}
-    return {**old, **fields, **outer}
-
-
-def _merged(
-    hosts: Sequence[Sequence[Saved]], rank: int, world_size: int, ranks_per_host: int
-) -> dict[str, Any]:
-    """The state of one new rank; ``hosts`` holds the old ranks' by host."""
-    num_hosts, olds = world_size // ranks_per_host, [old for host in hosts for old in host]
-    scale = num_hosts / len(hosts)
+def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) -> dict[str, Any]:
+    """The state of one new rank."""
+    per_host, num_hosts = olds[0]["ranks_per_host"], world_size // ranks_per_host
+    hosts = [olds[first : first + per_host] for first in range(0, len(olds), per_host)]
     mine = [
         old
         for host in hosts[rank // ranks_per_host :: num_hosts]
         for old in (host if host[0]["share"] else host[:1])  # else each has all of its host's
     ]
-    like = olds[rank % len(olds)]
-    for old in (like, *mine):
-        _check_values(old, True)
-    new = _copied(like)
-    for name, path in chain.from_iterable(
-        ((name, path) for path in fields) for name, fields in new["params"].items()
-    ):
-        if path.endswith("_N"):
-            total_N = new["params"][name][path].zero_()
-            for old in mine:
-                total_N.add_(old["params"][name][path].detach().cpu(), alpha=scale)
-            refuse_values(f"{path} of {name}, shared out for {world_size} ranks,", total_N)
+    new: dict[str, Any] = copied(olds[rank % len(olds)])
+    for name, fields in new["params"].items():
+        for path, like in fields.items():
+            if is_by_element(path):
+                held = {old["rank"]: old["params"][name][path] for old in mine}
+                fields[path] = summed(f"{path} of {name}", like, held, num_hosts / len(hosts))
+    if world_size == len(olds) and per_host == ranks_per_host == 1:
+        return new
     if "outer" in new:
         new["outer"] = merged_outer(olds)
     return {
@@ -226,5 +130,18 @@ def _merged(
         "ranks_per_host": ranks_per_host,
         "share": "",
         "saved_by": len(olds),
-        "saved_per_host": len(hosts[0]),
+        "saved_per_host": per_host,
     }
+
+
+def _described(old: Saved) -> dict[str, str]:
+    """All that the state_dicts of ranks have in common, by its name in errors."""
+    found = {"one": "of a share" if old["share"] else "of all elements"}
+    found |= {key: str(old.get(key)) for key in _SHARED}
+    for key, kind in (("params", "parameter"), ("messages", "message")):
+        for name, fields in old[key].items():
+            found[f"the {kind} {name}"] = "there"
+            for path, held in fields.items():
+                dtype = str(held.dtype).removeprefix("torch.")
+                found[f"{path} of {name}"] = f"{list(held.shape)} {dtype}"
+    return found

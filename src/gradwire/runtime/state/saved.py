@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from ...contract import MOST_COUNTED
 from ...errors import InvalidSetting, invalid
 
 SCHEMA = 3
-Fields = Mapping[str, Mapping[str, Tensor]]
-"""The tensors of a state, by parameter or message and then by their path in the state."""
+Fields = Mapping[str, Tensor]
+"""The tensors of one parameter's or message's state, by their path in it."""
 
 _REMEDY = "pass what handle.state_dict() returned"
 _LEAST = {
@@ -54,23 +55,15 @@ def check_form(saved: Any, whose: str = "state_dict") -> None:
         if type(saved[key]) is not str:
             raise invalid(f"{key} of {whose}", _shown(saved[key]), "a text", _REMEDY)
     for key in _FIELDS:
-        _check_fields(saved[key], f"{key} of {whose}")
-
-
-def _check_fields(given: Any, what: str) -> None:
-    """Raises unless this is a dict of dicts of tensors that have values."""
-    if not isinstance(given, dict):
-        raise invalid(what, _shown(given), "a dict of dicts of tensors", _REMEDY)
-    for name, fields in given.items():
-        if type(name) is not str or not isinstance(fields, dict):
-            found = f"{_shown(fields)} for {_shown(name)}"
-            raise invalid(what, found, "a dict of tensors for each name", _REMEDY)
-        for path, value in fields.items():
-            if type(path) is not str:
-                raise invalid(f"a field of {name} in {what}", _shown(path), "a text", _REMEDY)
+        given = saved[key]
+        trees = [given, *given.values()] if isinstance(given, dict) else [None]
+        if not all(isinstance(tree, dict) and all(type(k) is str for k in tree) for tree in trees):
+            accepted = "a dict of dicts of tensors, by texts"
+            raise invalid(f"{key} of {whose}", _shown(given), accepted, _REMEDY)
+        for name, path, value in ((n, p, v) for n, own in given.items() for p, v in own.items()):
             if (kind := _unfit(value)) is not None:
-                accepted = "a plain, dense tensor with values"
-                raise invalid(f"{path} of {name} in {what}", kind, accepted, _REMEDY)
+                what, accepted = f"{path} of {name} in {key} of {whose}", "a plain, dense tensor"
+                raise invalid(what, kind, f"{accepted} with values", _REMEDY)
 
 
 def _unfit(value: Any) -> str | None:
@@ -101,6 +94,38 @@ def refuse_values(what: str, given: Tensor, fresh: Tensor | None = None) -> None
     accepted = "finite" if given.is_floating_point() else f"0 to {MOST_COUNTED}"
     remedy = "load an older checkpoint, as this one is damaged"
     raise invalid(what, given[wrong][0].item(), accepted, remedy)
+
+
+def copied(old: Any) -> Any:
+    """A copy of a state_dict, or of a part of one, in host memory."""
+    if isinstance(old, dict):
+        return {key: copied(value) for key, value in old.items()}
+    return old.detach().cpu().clone() if isinstance(old, Tensor) else deepcopy(old)
+
+
+_SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of fields that can be shared out: a new rank's field is a scaled sum of old ones."""
+
+
+def summed(what: str, like: Tensor, held: Mapping[int, Tensor], factor: float) -> Tensor:
+    """``factor`` times the sum of what each rank has held, a tensor of the form of ``like``.
+
+    Raises where a rank's is damaged, or is not to be added up. One alone, times 1, is itself.
+    """
+    is_alone = len(held) == factor == 1
+    if like.dtype not in _SUMMED and (like.is_floating_point() or not is_alone):
+        remedy = "go on with as many ranks as saved it"
+        raise invalid(f"dtype of {what}", like.dtype, "a floating-point one", remedy)
+    parts = {rank: part.detach().cpu() for rank, part in held.items()}
+    for rank, part in parts.items():
+        refuse_values(f"{what} of rank {rank}", part)
+    if is_alone:
+        return next(iter(parts.values())).clone()
+    total = torch.zeros_like(like, device="cpu")
+    for part in parts.values():
+        total.add_(part, alpha=factor)
+    refuse_values(f"{what}, shared out among other ranks,", total)
+    return total
 
 
 def _strange(given: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ from ...errors import InvalidSetting, invalid
 from ..grid.dtensors import is_dtensor, shard_of
 from ..step.reals import as_reals
 from ..step.wire import Group
-from .checkpoint import Origin
+from .checkpoint import Origin, parted
 from .plain import packed, read_packed, values_of_all
+from .saved import summed
 
 _REST = "rest"
 """The entry beside parameters: what is no element's, of all ranks, as ``torch.save`` writes it."""
@@ -97,10 +98,7 @@ def sharded_state(
     if saved_by is not None and (type(saved_by) is not int or saved_by < 1):
         remedy = "say how many replicas have saved what is to be loaded"
         raise invalid("saved_by", saved_by, "a whole number, at least 1", remedy)
-    whole = {
-        name: {path: held for path, held in fields.items() if not path.endswith("_N")}
-        for name, fields in saved["params"].items()
-    }
+    by_element, whole = parted(saved["params"])
     rest = {
         "form": _FORM,
         "replicas": owners.replicas,
@@ -110,26 +108,21 @@ def sharded_state(
     }
     mesh, count = owners.mesh(), owners.replicas if saved_by is None else saved_by
     params = {
-        name: {
-            path: _rows(owners, owners.params[name], held_N, mesh, count)
-            for path, held_N in fields.items()
-            if path.endswith("_N")
-        }
-        for name, fields in saved["params"].items()
+        name: {path: _rows(owners, name, held_N, mesh, count) for path, held_N in fields.items()}
+        for name, fields in by_element.items()
+        if fields
     }
-    kept = packed(rest).numpy().tobytes()
-    return {_REST: kept, "params": {name: own for name, own in params.items() if own}}
+    return {_REST: packed(rest).numpy().tobytes(), "params": params}
 
 
-def _rows(
-    owners: Owners, param: Any, held_N: Tensor, mesh: DeviceMesh | None, count: int
-) -> Tensor:
+def _rows(owners: Owners, name: str, held_N: Tensor, mesh: DeviceMesh | None, count: int) -> Tensor:
     """One field of a parameter behind a dimension of ``count`` rows, of which replicas hold some.
 
     Where there are as many as replicas, each holds what it keeps, else zeros to be loaded into.
     """
     from torch.distributed.tensor import DTensor, Shard
 
+    param: Any = owners.params[name]
     is_cut = is_dtensor(param)
     local = as_reals(shard_of(param))
     most = -(-count // owners.replicas)  # as a DTensor is cut
@@ -168,16 +161,18 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
         )
     # Other cuts leave other ranks without an element of a small parameter.
     own_names = [name for name, param in owners.params.items() if shard_of(param).numel()]
-    params = {
-        name: {
-            **beside["params"].get(name, {}),
-            **{
-                path: _summed(f"{path} of {name}", held, replicas, owners.replicas)
-                for path, held in given["params"].get(name, {}).items()
-            },
-        }
-        for name in (beside["params"] if is_cut_alike else own_names)
-    }
+    names = beside["params"] if is_cut_alike else own_names
+    params = {name: dict(beside["params"].get(name, {})) for name in names}
+    for name, fields in params.items():
+        for path, held in given["params"].get(name, {}).items():
+            local, what = shard_of(held), f"{path} of {name}"
+            if held.shape[0] != replicas:
+                remedy = f"load into handle.sharded_state(saved_by={replicas})"
+                accepted = f"{replicas}, as many as were saved"
+                raise invalid(f"rows of {what}", held.shape[0], accepted, remedy)
+            rows = {rank: row.reshape(-1) for rank, row in enumerate(local)}
+            like = local.new_zeros(local.shape[1:].numel())
+            fields[path] = summed(what, like, rows, owners.replicas / replicas)
     return {
         **origin._asdict(),
         **{key: rest[key] for key in ("version", "algorithm", "step", "run")},
@@ -186,20 +181,3 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
         "params": params,
         "messages": beside["messages"] if is_cut_alike else {},
     }
-
-
-def _summed(what: str, held: Any, old: int, new: int) -> Tensor:
-    """The sum of the rows that a replica holds of ``old``, so scaled that ``new`` means deliver it.
-
-    The result is 1-D, of this rank's elements of the parameter.
-    """
-    local = shard_of(held)
-    if held.shape[0] != old:
-        remedy = f"load into handle.sharded_state(saved_by={old})"
-        raise invalid(f"rows of {what}", held.shape[0], f"{old}, as many as were saved", remedy)
-    if old == new:
-        return local[0].reshape(-1)
-    if not local.is_floating_point():
-        remedy = f"go on with {old} replicas"
-        raise invalid(f"dtype of {what}", local.dtype, "a floating-point one", remedy)
-    return local.sum(0).mul_(new / old).reshape(-1)
