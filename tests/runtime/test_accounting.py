@@ -16,7 +16,7 @@ from gradwire.contract.trace.span import Span
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.local import drive
 from gradwire.runtime.step.engine import StepCounters
-from gradwire.runtime.step.recorder import Recorder
+from gradwire.runtime.step.figures import Recorder
 from gradwire_bench.report import density as report
 from tests.laws.variable import above
 from tests.runtime.ranks import Ranks

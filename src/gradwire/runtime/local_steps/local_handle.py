@@ -17,8 +17,8 @@ from ...contract import Exchange
 from ...contract.bounds import check_whole
 from ...errors import invalid
 from ..handle import Handle
-from ..step.lanes import wall_clock
 from ..step.progress import Progress
+from ..step.task_graph import wall_clock
 from ..strangers import Strangers
 from .outer import Outer
 from .period import ChosenGap

@@ -34,8 +34,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import InvalidSetting
-from ..step.arrivals import Arrivals
 from ..step.hooked import Hooked, untraced
+from ..step.progress import Progress
 from .gates import Gates
 from .pending import PendingGrad, PendingPass, pending, pending_parameters, stands_for, unfit
 from .stepping import Asked, LayerwiseStep, in_autocast, replace_step
@@ -61,11 +61,11 @@ class Overlap:
         model: nn.Module,
         params: Sequence[tuple[str, Tensor]],
         optimizer: Optimizer,
-        arrivals: Arrivals,
+        progress: Progress,
     ) -> None:
         self._params = dict(params)
         self._names = {param: name for name, param in params}
-        self._optimizer, self._arrivals = optimizer, arrivals
+        self._optimizer, self._progress = optimizer, progress
         self._lock = threading.RLock()  # autograd has one thread a device
         self._is_open = False
         self._grads: dict[str, Tensor] = {}
@@ -136,7 +136,7 @@ class Overlap:
     def check(self, name: str) -> None:
         """Raises if a parameter, which has a gradient now, was used before its update was made."""
         if name in self._late:
-            raise self._arrivals.give_up(
+            raise self._progress.give_up(
                 f"{name} was used in the forward pass before its update was made: its module was "
                 "not called, as it was in the first step, and it was used through a view that was "
                 "taken before, or from C++. Call the module that owns it, call "
@@ -280,7 +280,7 @@ class Overlap:
         self._show_parameters(names)
         for name, param in zip(names, params, strict=True):
             if param._version != self._due[name]:
-                raise self._arrivals.give_up(
+                raise self._progress.give_up(
                     f"{name} was written between optimizer.step() and its update, which was still "
                     "on its way; call handle.synchronize() after step() and before the change, or "
                     "attach with optimizer=None, which does not overlap the forward pass"
@@ -312,9 +312,9 @@ class Overlap:
         """Makes the step for ``names``, and for other parameters whose means have arrived."""
         mine = [name for name in names if name in self._due]
         if mine:
-            self._arrivals.wait(mine)
+            self._progress.wait(mine)
             others = self._arrived(set(mine))
-            self._arrivals.follow(others)
+            self._progress.follow(others)
             self._make(mine + others)
 
     def _arrived(self, known: set[str]) -> list[str]:
@@ -322,7 +322,7 @@ class Overlap:
         found = []
         for name in self._due:
             if name not in known:
-                if not self._arrivals.arrived(name):
+                if not self._progress.arrived(name):
                     break
                 found.append(name)
         return found
@@ -350,7 +350,7 @@ class Overlap:
                 return
             if reason is not None:
                 self._count(reason, level)
-            self._arrivals.finish()
+            self._progress.finish()
             if self._due:
                 self._make(list(self._due))
             self._show_plain()

@@ -19,7 +19,7 @@ from ...exchange.pair import Pair
 from ...planning.default_fusion import NamedParam, default_cap_bytes, fuse
 from ..failure.membership import Membership
 from ..settings import Settings, sparse_weights, tables
-from .driver import INLINE
+from .engine import INLINE
 from .messages import Message, ParamRange
 from .synchroniser import AnyMessage
 

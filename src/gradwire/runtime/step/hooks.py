@@ -15,11 +15,10 @@ from torch.utils.checkpoint import CheckpointFunction
 from ...errors import RankFailed
 from ..grid.dtensors import put_grad, shard_of_grad
 from ..strangers import Strangers
-from .arrivals import Arrivals
 from .hooked import untraced
-from .lanes import wall_clock
+from .messages import grad_as_reals
 from .progress import Progress
-from .reals import grad_as_reals
+from .task_graph import wall_clock
 
 if TYPE_CHECKING:
     from ..overlap.overlap import Overlap
@@ -36,7 +35,7 @@ class Shrinks(Protocol):
 class ModuleHooks:
     """Hands one plain module's gradients to the synchroniser, and ends its backward passes.
 
-    A backward pass ends by a wait for its means (``arrivals``), or is left to ``overlap``. Then
+    A backward pass ends by a wait for its means, or is left to ``overlap``. Then
     ``on_end`` is called, still inside backward(). ``on_begin`` is called before a step is opened.
     While ``is_paused``, or while the model's ``require_backward_grad_sync`` is False, gradients
     accumulate on this rank and are not exchanged.
@@ -46,12 +45,11 @@ class ModuleHooks:
         self,
         progress: Progress,
         params: Sequence[tuple[str, Tensor]],
-        arrivals: Arrivals,
         overlap: Overlap | None,
         strangers: Strangers,
     ) -> None:
         self._progress, self._synchroniser = progress, progress.synchroniser
-        self._arrivals, self.overlap, self._strangers = arrivals, overlap, strangers
+        self.overlap, self._strangers = overlap, strangers
         self.params = dict(params)
         self.on_begin: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
@@ -67,7 +65,7 @@ class ModuleHooks:
 
     def trains(self, does: bool) -> None:
         """Notes whether this rank steps its parameters."""
-        self._synchroniser.trains(does)
+        self._synchroniser.check.trains = does
 
     def remove(self) -> None:
         """Hands in no further gradient."""
@@ -196,15 +194,17 @@ class ModuleHooks:
         A sparse gradient is made dense if its module did not announce one. A gradient that is cut
         into flat ranges is made contiguous.
         """
-        synchroniser, grad = self._synchroniser, shard_of_grad(param)
-        if grad is not None and grad.is_sparse and not synchroniser.is_sparse(name):
+        synchroniser, grad = self._synchroniser, param.grad
+        if grad is not None and grad.__class__ is not Tensor:
+            grad = shard_of_grad(param)
+        if grad is not None and grad.is_sparse and name not in synchroniser.row_sparse:
             grad = param.grad = grad.to_dense()
         if grad is not None and grad.is_complex():
-            reals = grad_as_reals(grad, synchroniser.shape(name))
+            reals = grad_as_reals(grad, synchroniser.params[name].shape)
             if reals.data_ptr() != grad.data_ptr():
                 put_grad(param, reals)
             grad = reals
-        if grad is not None and synchroniser.is_cut(name) and not grad.is_contiguous():
+        if grad is not None and name in synchroniser.cut and not grad.is_contiguous():
             put_grad(param, grad := grad.contiguous())
         return grad
 
@@ -236,7 +236,7 @@ class ModuleHooks:
         synchroniser.close()
         self._progress.mark_backward(wall_clock())
         if self.overlap is None:
-            self._arrivals.finish()
+            self._progress.finish()
         else:
             self.overlap.defer({name: param.grad for name, param in self.params.items()})
         if self.on_end is not None:

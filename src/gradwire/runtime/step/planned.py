@@ -19,7 +19,7 @@ from ...planning.default_fusion import NamedParam
 from ...planning.exchanges import exchanges_of, refuse_cuts, refuse_encodes
 from ..device.devices import HOST, home_of
 from ..failure.membership import Membership
-from .driver import COMPUTE, INLINE, OFFLOAD
+from .engine import COMPUTE, INLINE, OFFLOAD
 from .messages import Message, ParamRange
 from .sparse_message import SparseMessage
 from .synchroniser import AnyMessage
