@@ -171,7 +171,7 @@ class DDPHooks:
         self._tie()
         if is_last and _is_in_backward():
             # The first bucket may have come in the backward pass of a reentrant checkpoint's own.
-            self._queue_end()
+            self._progress.queue_end(self._end_backward)
         elif is_last and self.on_end is not None:
             self._end_backward()  # of the other ranks, as this one has joined
         return entry.future
@@ -185,11 +185,7 @@ class DDPHooks:
         if _is_in_backward():
             # Runs before DDP's own end of backward, which can say of a failed future only that it
             # holds no tensor.
-            self._queue_end()
-
-    def _queue_end(self) -> None:
-        end = self._progress.ending(self._end_backward)
-        torch.autograd.Variable._execution_engine.queue_callback(end)
+            self._progress.queue_end(self._end_backward)
 
     def _end_backward(self) -> None:
         is_over = not self._synchroniser.open

@@ -178,8 +178,7 @@ class _Counter:
         self._engine.begin_step(self._progress.step, launched=1)
 
     def _close(self) -> None:
-        self._engine.counters.sent_bytes = self._step_bytes
-        self._progress.end_step()
+        self._progress.end_step(self._step_bytes)
         if self._on_end is not None:
             self._on_end()
 

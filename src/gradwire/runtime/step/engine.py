@@ -61,15 +61,6 @@ COMPUTING = (COMPUTE, INLINE, OFFLOAD)
 _JOIN_S = 10.0  # for what has begun: an encode ends within them, what waits for peers may not
 
 
-@dataclass
-class StepCounters:
-    """The costs of one step on this rank: bytes sent and seconds of each kind of lane."""
-
-    sent_bytes: int = 0
-    compute_s: float = 0.0
-    communication_s: float = 0.0
-
-
 class Engine:
     """Runs texts for this rank of the group ``who``.
 
@@ -113,7 +104,6 @@ class Engine:
         self.num_calls = 0
         self.inline_s = 0.0
         """Seconds so far of tasks in the thread of the backward pass, which waited for them."""
-        self.counters = StepCounters()
         own, spare = ([COMPUTE, *lanes], [OFFLOAD]) if lanes else ([], [])
         self._manager = TaskManager(
             own, spare=spare, observe=self._observe, on_error=self._task_failed
@@ -182,7 +172,6 @@ class Engine:
     def begin_step(self, step: int, *, launched: int = 0) -> None:
         """Names the step that the next messages belong to, of which some may be ``launched``."""
         self._step = step
-        self.counters = StepCounters()
         self._show(launched)
 
     def launch(
@@ -386,12 +375,6 @@ class Engine:
 
     def _observe(self, task: Task, start_s: float, end_s: float) -> None:
         lane = task.lane if task.lane in COMPUTING else "communication"
-        with self._lock:
-            self.counters.sent_bytes += task.size_bytes
-            if lane != "communication":
-                self.counters.compute_s += end_s - start_s
-            else:
-                self.counters.communication_s += end_s - start_s
         done = task.name, start_s, end_s, task.size_bytes, task.step, task.message
         self._on_span(Span(self.rank, lane, *done))
 

@@ -28,7 +28,7 @@ from ...contract.trace.span import Span, Trace
 from ...errors import InvalidSetting, invalid
 from ...exchange.error_feedback import residuals
 from ..device.staging import Staging
-from .engine import OFFLOAD, StepCounters
+from .engine import OFFLOAD
 from .messages import Message
 
 _log = logging.getLogger("gradwire")
@@ -37,7 +37,7 @@ _TIMED = ("wire_bytes", "compute_s", "communication_s", "wait_s")
 _SELECTED = ("asked", "local", "actual")
 
 Totals = Mapping[str, float]
-"""Sums over the steps so far, by name."""
+"""Sums over one step, or over all so far, by name."""
 
 
 class Recorder:
@@ -60,10 +60,22 @@ class Recorder:
                 spans.pop()  # Evaluation between steps must not pile up.
             spans.append(span)
 
-    def end_step(
-        self, counters: StepCounters, now_s: float, density: StepDensity | None = None
-    ) -> None:
-        """Closes a step: adds its counters and opens a new list of spans."""
+    def costs(self, step: int) -> Totals:
+        """The costs so far of ``step``, which is open: bytes sent and seconds of each lane."""
+        with self._lock:
+            spans = self._steps[-1]
+            tasks = [span for span in spans if span.message >= 0 and span.step == step]
+            sending = [span for span in tasks if span.lane == "communication"]
+            communication_s = sum(span.duration_s for span in sending)
+            return {
+                "wire_bytes": sum(span.size_bytes for span in sending),
+                "compute_s": sum(span.duration_s for span in tasks) - communication_s,
+                "communication_s": communication_s,
+                "wait_s": sum(span.duration_s for span in spans if span.lane == "wait"),
+            }
+
+    def end_step(self, costs: Totals, now_s: float, density: StepDensity | None = None) -> None:
+        """Closes a step: adds its costs and opens a new list of spans."""
         with self._lock:
             totals = self._totals
             self._densities.append(density)
@@ -74,12 +86,8 @@ class Recorder:
                 totals["local"] += density.selected
                 totals["actual"] += density.arrived
             self.num_steps += 1
-            totals["wire_bytes"] += counters.sent_bytes
-            totals["compute_s"] += counters.compute_s
-            totals["communication_s"] += counters.communication_s
-            totals["wait_s"] += sum(
-                s.end_s - s.start_s for s in self._steps[-1] if s.lane == "wait"
-            )
+            for name, cost in costs.items():
+                totals[name] += cost
             if self._began_s is not None:
                 self._step_s.append(now_s - self._began_s)
             self._began_s = now_s

@@ -123,7 +123,7 @@ class ModuleHooks:
             synchroniser.abandon(name, is_retry=self._is_retry(name))
         if not synchroniser.open:
             self._open_step()
-            self._queue_end()
+            self._progress.queue_end(self._end_backward, behind_others=self.ends_behind_others)
 
     def _is_retry(self, name: str) -> bool:
         """Whether an earlier backward pass raised, and the loop has let go of its gradients since.
@@ -157,18 +157,6 @@ class ModuleHooks:
         except RankFailed as failure:
             self._failed(failure)
         end()
-
-    def _queue_end(self) -> None:
-        """Has autograd call back when this backward pass has ended, still inside backward().
-
-        Autograd drops the callback if the backward pass raises; so the next one notices that.
-        """
-
-        engine = torch.autograd.Variable._execution_engine
-        end = self._progress.ending(self._end_backward)
-        engine.queue_callback(
-            (lambda: engine.queue_callback(end)) if self.ends_behind_others else end
-        )
 
     def _refuse_wrong_step(self) -> None:
         """Refuses a backward pass that must not begin a step, before anything is launched.

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch.amp import GradScaler
 
 from ...contract.trace.span import Span
@@ -95,6 +96,15 @@ class Progress:
         mine.append(self.backward)
         return ended
 
+    def queue_end(self, end: Callable[[], None], *, behind_others: bool = False) -> None:
+        """Has autograd call ``end`` when this backward pass has ended, still inside backward().
+
+        Autograd drops the callback if the pass raises, which the next one notices. It comes
+        ``behind_others`` that are queued at the end, as FSDP's are.
+        """
+        queue, ended = torch.autograd.Variable._execution_engine.queue_callback, self.ending(end)
+        queue((lambda: queue(ended)) if behind_others else ended)
+
     @property
     def _engine(self) -> Engine:
         return self.synchroniser.engine
@@ -151,17 +161,22 @@ class Progress:
     def _note(self, lane: str, start_s: float, end_s: float, step: int) -> None:
         self.recorder.add(Span(self._engine.rank, lane, lane, start_s, end_s, step=step))
 
-    def end_step(self) -> None:
-        """Closes a step whose means have all arrived."""
-        counters, now_s = self._engine.counters, wall_clock()
+    def end_step(self, sent_bytes: int | None = None) -> None:
+        """Closes a step whose means have all arrived.
+
+        ``sent_bytes`` are those of a step that was left to others.
+        """
+        costs, now_s = dict(self.recorder.costs(self.step)), wall_clock()
+        if sent_bytes is not None:
+            costs["wire_bytes"] = sent_bytes
         density = density_of_step(
             self._in_step,
             rank=self._engine.rank,
             step=self.step,
             end_s=now_s,
-            sent_bytes=counters.sent_bytes,
+            sent_bytes=int(costs["wire_bytes"]),
         )
-        self.recorder.end_step(counters, now_s, density)
+        self.recorder.end_step(costs, now_s, density)
         choose_together((message.exchange, message.state) for message in self._in_step)
         if self.guard is not None:
             self.guard.end(self.step, self._in_step, self._engine.rank)

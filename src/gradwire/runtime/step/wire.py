@@ -47,7 +47,7 @@ from ..device.streams import SideStream
 from .task_graph import Once, Over, wall_clock
 
 if TYPE_CHECKING:
-    from ..failure.checksums import Position, Seals
+    from ..failure.checksums import Seals
 
 Group = Any
 """A torch.distributed process group."""
@@ -246,11 +246,6 @@ class Routes:
 
     def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
         self.lanes, self.checksums = lanes, checksums
-        self._checks: Any = None
-        if checksums:
-            from ..failure import checksums as checks
-
-            self._checks = checks
         self.circles: dict[Among, Circle] = {}
         self.last_verbs = LastVerbs()
 
@@ -294,29 +289,28 @@ class Routes:
 
     def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
         """The checksums that travel beside verbs from host memory; None where none do."""
-        if self._checks is None:
+        if not self.checksums:
             return None
-        places = [self._place(self.circles[verb.among]) for verb in verbs]
+        from ..failure.checksums import Seals
+
+        circles = [self.circles[verb.among] for verb in verbs]
         with as_on_a_lane():
-            made: Seals = self._checks.Seals(verbs, places, step)
-            return made
+            return Seals(verbs, [(one.rank, one.world, one.ranks) for one in circles], step)
 
     def sealed(self, text: Steps[Any], lane: int) -> Steps[Any]:
         """The text as it is carried out on a lane: payloads with checksums have one sender."""
+        if not self.checksums:
+            return text
+        from ..failure.checksums import Position, pairwise
 
         def place_of(verb: Communication) -> Position | None:
             circle = self.circles.get(verb.among)
             is_direct = circle is None or self.parted([verb], lane)[0]
-            return None if circle is None or is_direct else self._place(circle)
+            if circle is None or is_direct:
+                return None
+            return Position(circle.rank, circle.world, circle.ranks)
 
-        if self._checks is None:
-            return text
-        made: Steps[Any] = self._checks.pairwise(text, place_of)
-        return made
-
-    def _place(self, circle: Circle) -> Position:
-        place: Position = self._checks.Position(circle.rank, circle.world, circle.ranks)
-        return place
+        return pairwise(text, place_of)
 
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""
