@@ -111,10 +111,9 @@ class Gates:
 class Overlap:
     """Overlaps the exchange of ``params`` of ``model`` with its next forward pass.
 
-    The hooks of the backward pass call ``begin_backward`` at its first gradient, ``check`` at each
-    and ``defer`` at its end. ``num_overlapped`` counts backward passes whose means could be on
-    their way until the next one began. ``fallbacks`` counts, by reason, those that had to be
-    settled earlier.
+    The hooks of the backward pass call ``take`` at each of its gradients, and ``defer`` at its end.
+    ``num_overlapped`` counts backward passes whose means could be on their way until the next one
+    began. ``fallbacks`` counts, by reason, those that had to be settled earlier.
 
     Some parameters may be in no group of ``optimizer``, and it may have others, which are updated
     within ``step()``. A second optimizer looks at pending gradients, and so settles the step:
@@ -189,17 +188,12 @@ class Overlap:
         """Whether means or updates of the last backward pass may be pending."""
         return self._is_open
 
-    def begin_backward(self) -> None:
-        """Settles the last backward pass, as the first gradient of the next one is there."""
-        if self._is_open:
-            with self._lock:
-                late = set(self._due)
-                self.settle(None)
-                self._late |= late
-                self.num_overlapped += 1
+    def take(self, name: str) -> None:
+        """Settles the last backward pass, as a gradient of the next one is there: that of ``name``.
 
-    def check(self, name: str) -> None:
-        """Raises if a parameter, which has a gradient now, was used before its update was made."""
+        Raises if that parameter was used before its update was made.
+        """
+        self._begin_backward()
         if name in self._late:
             raise self._progress.give_up(
                 f"{name} was used in the forward pass before its update was made: its module was "
@@ -209,9 +203,17 @@ class Overlap:
                 "which does not overlap the forward pass"
             )
 
+    def _begin_backward(self) -> None:
+        if self._is_open:
+            with self._lock:
+                late = set(self._due)
+                self.settle(None)
+                self._late |= late
+                self.num_overlapped += 1
+
     def defer(self, grads: Mapping[str, Tensor | None]) -> None:
         """Makes ``grads``, by name (None: took no part), pending at the end of backward."""
-        assert not self._is_open, "begin_backward was not called"
+        assert not self._is_open, "no gradient was taken"
         if self._gates.is_learning:
             self._close_lesson()
         self._late.clear()
@@ -255,7 +257,7 @@ class Overlap:
     def _looked_at(self, looker: str) -> None:
         """Settles the step, as somebody needs the value of a pending gradient."""
         if torch._C._current_graph_task_id() != -1:
-            self.begin_backward()  # autograd adds the next gradient to it
+            self._begin_backward()  # autograd adds the next gradient to it
         else:
             self.settle(f"{looker} used gradients before the next forward pass")
 

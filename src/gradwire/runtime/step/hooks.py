@@ -91,7 +91,8 @@ class ModuleHooks:
             return
         self._synchroniser.engine.refuse_copy()
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
-            self._begin_overlap(name)
+            if self.overlap is not None:
+                self.overlap.take(name)
             self._synchroniser.look(self._progress.step)  # what accumulates is this rank's own
             return
         try:
@@ -110,14 +111,10 @@ class ModuleHooks:
             raise failure
         self.shrinking.failed(failure)
 
-    def _begin_overlap(self, name: str) -> None:
-        if self.overlap is not None:
-            self.overlap.begin_backward()
-            self.overlap.check(name)
-
     def _begin_backward(self, name: str) -> None:
         """Opens a step, if this is the first gradient of a backward pass."""
-        self._begin_overlap(name)
+        if self.overlap is not None:
+            self.overlap.take(name)
         synchroniser = self._synchroniser
         if synchroniser.open and (name in synchroniser.grads or self._progress.backward() is None):
             synchroniser.abandon(name, is_retry=self._is_retry(name))

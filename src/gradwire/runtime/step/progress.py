@@ -30,14 +30,6 @@ _log = logging.getLogger("gradwire")
 _FIRST_LOOK = 64
 
 
-def _looks_after(num_steps: int) -> bool:
-    """Whether residuals are compared with gradients: after 64 steps, 128, 256 and so on.
-
-    Before 64 steps residuals may still be filling up. Such rare looks cost next to nothing.
-    """
-    return num_steps >= _FIRST_LOOK and num_steps.bit_count() == 1
-
-
 class Progress:
     """The steps of one attached model on this rank.
 
@@ -138,7 +130,12 @@ class Progress:
         self._in_step = []
 
     def _looks(self) -> bool:
-        return _looks_after(self.step // self.num_fragments + 1)
+        """Whether residuals are compared with gradients: after 64 steps, 128, 256 and so on.
+
+        Before 64 steps residuals may still be filling up. Such rare looks cost next to nothing.
+        """
+        num_steps = self.step // self.num_fragments + 1
+        return num_steps >= _FIRST_LOOK and num_steps.bit_count() == 1
 
     def _logs(self) -> bool:
         return self.log is not None and self.log.is_due(self.step)
