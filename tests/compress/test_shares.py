@@ -29,4 +29,4 @@ def test_what_is_no_share_is_refused(name: str, setting: str) -> None:
 
 
 def test_most_sparsifiers_have_a_density() -> None:
-    assert {"topk", "deft", "dgc", "randomk", "sidco"} <= {name for name, _ in SHARES}
+    assert {"topk", "deft", "dgc", "randomk", "sparseloco"} <= {name for name, _ in SHARES}

@@ -59,6 +59,23 @@ def test_a_run_with_retries_has_the_bits_of_one_without(
     assert len({bits for bits, _ in broken}) == 1
 
 
+def late(rank: int, world: int) -> int:
+    """Rank 1, which is looked for meanwhile, has launched all but its last message."""
+    net = Net()
+    handle = gw.attach(net, DENSE, bucket_cap_mb=SMALL_MB, check_every=1)
+    run_out(net, ("middle", "first")[rank], rank, 0)
+    net.zero_grad()
+    time.sleep(1.5 * rank)
+    loss_of(net, rank, 0).backward()
+    handle.detach()
+    return handle.step
+
+
+def test_a_rank_that_lacks_one_message_is_waited_for(two: Ranks) -> None:
+    """Ranks compare parameters beside messages, and that is not taken for the last message."""
+    assert two.run(late) == [1, 1]
+
+
 def alone(rank: int, world: int, how: str) -> tuple[str, tuple[int, ...], str]:
     net = Net()
     gw.attach(net, TOPK if how == "residuals" else DENSE, bucket_cap_mb=SMALL_MB)

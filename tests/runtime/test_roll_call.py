@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -13,7 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from gradwire.errors import ExitCode
 from gradwire.runtime.failure.blame import alarm_of
-from gradwire.runtime.failure.roll_call import Reach, RollCall, _way_to
+from gradwire.runtime.failure.roll_call import Reach, RollCall, _Way, _way_to
 
 WORLD = 4
 HERE, CUT, ENDED, MUTE = Reach.ANSWERS, Reach.CUT, Reach.ENDED, Reach.MUTE
@@ -89,6 +90,13 @@ def test_who_stays_at_the_door_keeps_nobody_from_it(ranks: list[RollCall]) -> No
         assert told
         come[1].settimeout(5)
         assert come[1].recv(1) == b""
+
+
+def test_a_door_that_is_closed_as_it_opens_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may leave at any time, and the error would end the run of all others."""
+    one = RollCall(0, WORLD, lambda line: None, str)
+    monkeypatch.setattr(threading.Thread, "start", lambda self: one.close())
+    assert one._open(_Way(own="127.0.0.1"), set())[1] > 0
 
 
 def test_a_door_is_at_one_address(ranks: list[RollCall]) -> None:

@@ -105,18 +105,19 @@ def _plain(text: str) -> str:
 
 
 class Place(NamedTuple):
-    """A rank's progress: its step, the messages launched in it, and its joint calls so far."""
+    """A rank's progress: its joint calls so far, its step, and the messages launched since."""
 
+    num_calls: int
     step: int
     launched: int
-    num_calls: int
 
 
 class Sign(NamedTuple):
-    """A rank's sign of life: its count, and its progress."""
+    """A rank's sign of life: its count, its progress, and whether it waits for messages."""
 
     beat: int
     place: Place
+    waits: bool = False
 
 
 class Stillness:
@@ -143,7 +144,8 @@ class Pulse:
 
     Once ``on_alarm`` is called when another rank raised an alarm, or ``on_lost`` when the store is
     lost, from a thread of the pulse's own. ``on_error`` is called when that thread itself ends by
-    an error, which it tells the others. ``place`` is the progress that this rank shows them.
+    an error, which it tells the others. ``place`` is the progress that this rank shows them, and
+    ``waits`` tells whether a message that it has launched waits for the network.
     """
 
     def __init__(
@@ -154,12 +156,14 @@ class Pulse:
         on_alarm: Callable[[Alarm], None],
         on_lost: Callable[[], None],
         on_error: Callable[[BaseException], None],
+        waits: Callable[[], bool] = lambda: False,
     ) -> None:
         self._name = name
         self._store: Any = None
         self.rank, self._world = rank, world
         self._on_alarm, self._on_lost, self._on_error = on_alarm, on_lost, on_error
         self.place = Place(0, 0, 0)
+        self.waits = waits
         self._beat = 0
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()
@@ -180,6 +184,7 @@ class Pulse:
         self.roll_call.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(PATIENCE_S)
+            self.roll_call.close()  # if the thread has opened the door meanwhile
         if not self._thread.is_alive():
             self._store = None  # Gives the connection back.
 
@@ -257,13 +262,16 @@ class Pulse:
             return self._signs if is_read else []
 
     def last_ranks(self) -> tuple[int, ...]:
-        """Ranks that were further back than others when signs were last read; none if all are
-        level."""
+        """Ranks that were further back than others when signs were last read, but for those that
+        waited for the network; none if all are level.
+
+        All others have launched what the furthest back wait for, so it is not them that were late.
+        """
         with self._news:
-            places = [sign.place for sign in self._signs]
-        if not places or min(places) == max(places):
-            return ()
-        return tuple(r for r, place in enumerate(places) if place == min(places))
+            signs = self._signs
+        places = [sign.place for sign in signs]
+        late = [r for r, place in enumerate(places) if min(places) == place < max(places)]
+        return tuple(rank for rank in late if not signs[rank].waits)
 
     def _run(self) -> None:
         quick = _QUICK_ROUNDS
@@ -322,7 +330,7 @@ class Pulse:
     def _turn(self) -> None:
         """Writes this rank's sign and alarm to the store, and reads alarms and others' signs."""
         self._beat += 1
-        sign = ";".join(map(str, (self._beat, *self.place)))
+        sign = ";".join(map(str, (self._beat, int(self.waits()), *self.place)))
         self._store.set(f"pulse/{self.rank}", sign)
         if not self.roll_call.is_complete:
             self.roll_call.meet(self._store)
@@ -344,5 +352,5 @@ class Pulse:
         key = f"pulse/{rank}"
         if not self._store.check([key]):
             return Sign(0, Place(0, 0, 0))
-        beat, *place = map(int, self._store.get(key).decode().split(";"))
-        return Sign(beat, Place(*place))
+        beat, waits, *place = map(int, self._store.get(key).decode().split(";"))
+        return Sign(beat, Place(*place), bool(waits))

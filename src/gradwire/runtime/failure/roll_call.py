@@ -125,11 +125,12 @@ class RollCall:
             except OSError:  # others see an address that no interface here has
                 listening.bind(("", 0))
             listening.listen(max(self.world, _MOST_VISITORS))
+            port = listening.getsockname()[1]
         except (OSError, ValueError):  # no network that can be listened on
             return "", 0, ""
         self._listening = listening
         threading.Thread(target=self._serve, name="gradwire roll call", daemon=True).start()
-        return own, listening.getsockname()[1], self._token
+        return own, port, self._token
 
     def _serve(self) -> None:
         assert self._listening is not None

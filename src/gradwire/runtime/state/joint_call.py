@@ -133,7 +133,7 @@ class JointCall:
         """Raises if one of these ranks is gone, or has begun the next step without this load."""
         signs = self._engine.signs()
         for rank in absent if signs else ():
-            beat, place = signs[rank]
+            beat, place, _ = signs[rank]
             still_s = self._beats[rank].read(beat)
             at = (self._next_step, self._engine.num_calls - 1)
             if place.launched and (place.step, place.num_calls) == at:

@@ -108,11 +108,8 @@ class Engine:
         self._manager = TaskManager(
             own, spare=spare, observe=self._observe, on_error=self._task_failed
         )
-        self._pulse = (
-            Pulse(name, self.rank, self.world, self._alarmed, self._lose_store, self._fail)
-            if name
-            else None
-        )
+        calls = self._alarmed, self._lose_store, self._fail, self._waits
+        self._pulse = Pulse(name, self.rank, self.world, *calls) if name else None
         try:
             self._open(Among.RANKS, who, count)
             if count and self.rank == 0:
@@ -311,7 +308,12 @@ class Engine:
 
     def _show(self, launched: int) -> None:
         if self._pulse is not None:
-            self._pulse.place = Place(self._step, launched, self.num_calls)
+            self._pulse.place = Place(self.num_calls, self._step, launched)
+
+    def _waits(self) -> bool:
+        """Whether messages are under way, and this rank computes nothing for them."""
+        is_computing = any(map(self._manager.is_busy, COMPUTING))
+        return not is_computing and any(end and not end.done for end in [*self._tails])
 
     def signs(self) -> list[Sign]:
         """The progress of every rank, read anew; empty if the store does not answer."""

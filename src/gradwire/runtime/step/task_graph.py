@@ -117,6 +117,10 @@ class TaskManager:
                 condition.notify_all()
         return was_running
 
+    def is_busy(self, lane: str) -> bool:
+        """Whether a lane has a task in hand."""
+        return lane in self._busy
+
     def is_own_thread(self) -> bool:
         """Whether the caller runs on a lane, where waiting for tasks would never end."""
         return threading.current_thread() in self._threads
