@@ -24,7 +24,7 @@ _PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Trait
     planning.data.profile.Profile planning.data.sparsity.SparsityProfile
     planning.measure.layers.profile planning.measure.sparsity.measure_sparsity planning.plan.plan
     runtime.attach.attach runtime.handle.Handle runtime.local_steps.local_steps.local_steps
-    runtime.state.redistribution.redistribute runtime.step.accounting.mean_residual_norm
+    runtime.state.redistribution.redistribute runtime.step.figures.mean_residual_norm
 """
 _MODULES = {
     "catalogue": "planning.catalogue",

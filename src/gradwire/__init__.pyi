@@ -52,5 +52,5 @@ from .runtime.attach import attach as attach
 from .runtime.handle import Handle as Handle
 from .runtime.local_steps.local_steps import local_steps as local_steps
 from .runtime.state.redistribution import redistribute as redistribute
-from .runtime.step.accounting import mean_residual_norm as mean_residual_norm
+from .runtime.step.figures import mean_residual_norm as mean_residual_norm
 from .version import __version__ as __version__

@@ -127,7 +127,7 @@ class Late(Tensor):
 
 
 class LateDevice:
-    """The device, as ``devices.Device`` asks for one; see the top of this file."""
+    """The device, with the functions of ``devices.Accelerator``; see the top of this file."""
 
     def __init__(self) -> None:
         self.default = LateStream("default")

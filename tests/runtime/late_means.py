@@ -103,11 +103,9 @@ class Rig:
     def _accept(self, name: str) -> None:
         if not self._is_open:
             self._is_open = True
-            if self.overlap is not None:
-                self.overlap.begin_backward()
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
         if self.overlap is not None:
-            self.overlap.check(name)
+            self.overlap.take(name)
 
     def _end(self) -> None:
         self._is_open = False

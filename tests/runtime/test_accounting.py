@@ -15,8 +15,7 @@ from gradwire.contract.trace.density import StepDensity
 from gradwire.contract.trace.span import Span
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.local import drive
-from gradwire.runtime.step.engine import StepCounters
-from gradwire.runtime.step.recorder import Recorder
+from gradwire.runtime.step.figures import Recorder
 from gradwire_bench.report import density as report
 from tests.laws.variable import above
 from tests.runtime.ranks import Ranks
@@ -125,7 +124,7 @@ def test_a_trace_has_the_densities_of_its_own_steps_alone() -> None:
     selected = StepDensity(0, 0, 0.5, 800, numel=100, asked=10.0, selected=10, arrived=15)
     for step, density in enumerate((selected, None, None)):
         recorder.add(Span(0, "compute", "encode", step, step + 0.5, step=step))
-        recorder.end_step(StepCounters(), step + 0.5, density)
+        recorder.end_step(recorder.costs(step), step + 0.5, density)
         trace = recorder.trace()
         assert {d.step for d in trace.densities} <= set(trace.steps())
     assert trace.steps() == [1, 2]

@@ -20,7 +20,7 @@ from gradwire.runtime.failure import pulse
 from gradwire.runtime.failure.membership import Membership
 from gradwire.runtime.failure.pulse import MOST_CHARACTERS, Alarm, said
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.step.lanes import Task
+from gradwire.runtime.step.task_graph import Task
 from gradwire.runtime.step.wire import default_store
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, Net, momentum, train

@@ -17,9 +17,9 @@ from gradwire.exchange.local import drive
 from gradwire.runtime.device.streams import Streams
 from gradwire.runtime.failure.commit import Commit
 from gradwire.runtime.failure.integrity import same_everywhere
-from gradwire.runtime.step.lanes import Task
 from gradwire.runtime.step.messages import Message, ParamRange
 from gradwire.runtime.step.synchroniser import Synchroniser
+from gradwire.runtime.step.task_graph import Task
 from tests.runtime.training import DENSE, TOPK
 
 WORLDS = (2, 3, 5, 6)

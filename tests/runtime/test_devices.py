@@ -19,9 +19,8 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.device.staging import Staged
-from gradwire.runtime.device.streams import SideStream, Streams
+from gradwire.runtime.device.streams import SideStream, StepMarks, Streams
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.step.marks import StepMarks
 from tests.runtime import late
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks

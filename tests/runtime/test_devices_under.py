@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.planning.data.plan import Plan
-from gradwire.runtime.ddp.ddp import DDPHooks
+from gradwire.runtime.ddp.comm_hook import DDPHooks
 from tests.runtime import late
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from gradwire.contract.trace.span import Span
-from gradwire.contract.verbs import AllReduce, Compute, Steps
+from gradwire.contract.verbs import AllReduce, Among, Compute, Steps
 from gradwire.runtime.failure.membership import ALONE
-from gradwire.runtime.step.encoding import begun
 from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.step.wire import Circle
 
 
 @pytest.fixture
@@ -40,40 +40,55 @@ def _text(fails: bool = False) -> Steps[Any]:
 
     gathered = yield Compute("gather", lambda: 1)
     encoded, counted = yield (Compute("encode", encode), Compute("count", lambda: gathered + 1))
-    total = yield AllReduce(torch.zeros(counted))
-    last = yield Compute("decode", lambda: total)
+    yield AllReduce(torch.zeros(counted))
+    last = yield Compute("decode", lambda: threading.current_thread().name)
     return encoded, counted, last
+
+
+class Held:
+    """A channel whose all-reduce ends when its future does."""
+
+    def __init__(self) -> None:
+        self.future: torch.futures.Future[None] = torch.futures.Future()
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Held:
+        return self
+
+    def get_future(self) -> torch.futures.Future[None]:
+        return self.future
 
 
 def test_computations_before_the_first_transfer_are_done_at_once(
     engine: Engine, spans: list[Span]
 ) -> None:
+    held = Held()
+    engine.routes.circles[Among.RANKS] = Circle("", 0, 2, [held, held])
+    engine.begin_step(3)
     with torch.device("meta"), torch.autocast("cpu"):
-        rest = begun(engine, 3, 0, _text())
+        end = engine.launch(0, "message 0", _text(), is_inline=True)
     seen = [(span.name, span.lane, span.step) for span in spans]
     assert seen == [(name, "backward", 3) for name in ("gather", "encode", "count")]
-    assert isinstance(rest.send(None), AllReduce)
-    decode = rest.send("the sum")
-    assert isinstance(decode, Compute)
-    with pytest.raises(StopIteration) as ended:
-        rest.send(decode.fn())
-    here = threading.current_thread().name, False, torch.device("cpu")
-    assert ended.value.value == (here, 2, "the sum")
-    assert len(spans) == 3, "what comes later is the engine's"
+    held.future.set_result(None)
+    engine.wait([end])
+    here = threading.current_thread().name
+    encoded, counted, last = end.result
+    assert (encoded, counted) == ((here, False, torch.device("cpu")), 2)
+    assert last != here, "what comes later is the compute lane's"
+    assert [span.lane for span in spans[3:]] == ["communication", "compute"]
 
 
 def test_a_text_without_transfers_has_ended(engine: Engine) -> None:
     def alone() -> Steps[int]:
         return (yield Compute("decode", lambda: 7))
 
-    with pytest.raises(StopIteration) as ended:
-        begun(engine, 0, 0, alone()).send(None)
-    assert ended.value.value == 7
+    end = engine.launch(0, "message 0", alone(), is_inline=True)
+    engine.wait([end])
+    assert end.result == 7
 
 
 def test_an_error_ends_the_run_and_is_raised(engine: Engine) -> None:
     with pytest.raises(ValueError, match="no such block"):
-        begun(engine, 0, 0, _text(fails=True))
+        engine.launch(0, "message 0", _text(fails=True), is_inline=True)
     with pytest.raises(ValueError, match="no such block"):
         engine.check()
 
@@ -86,6 +101,6 @@ def test_somebody_may_look_at_all_objects_meanwhile(engine: Engine) -> None:
         done = yield tuple(Compute("encode", lambda: looks.append(gc.get_objects())) for _ in "ab")
         return done
 
-    with pytest.raises(StopIteration) as ended:
-        begun(engine, 3, 0, text()).send(None)
-    assert (ended.value.value, len(looks)) == ((None, None), 2)
+    end = engine.launch(0, "message 0", text(), is_inline=True)
+    engine.wait([end])
+    assert (end.result, len(looks)) == ((None, None), 2)

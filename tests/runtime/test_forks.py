@@ -19,7 +19,7 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.errors import GradwireError
-from gradwire.runtime.step.lanes import Task
+from gradwire.runtime.step.task_graph import Task
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import TOPK, Net, ddp, digest, gradients, loss_of
 

@@ -56,7 +56,7 @@ def test_attach_loads_what_it_is_asked_for(loaded: list[list[str]]) -> None:
     own = [name for name in loaded[0] if f"{name}.".startswith("gradwire.")]
     assert len(own) <= MOST
     asked_for = [name for name in own if f"{name}.".startswith("gradwire.runtime.step.")]
-    assert len(asked_for) > 10, "modules are named otherwise"
+    assert len(asked_for) >= 10, "modules are named otherwise"
     rooms = tuple(f"gradwire.{room}." for room in UNASKED)
     assert [name for name in own if f"{name}.".startswith(rooms)] == []
     assert "gradwire.kernels.sparse" in loaded[1], "topk asks for it"

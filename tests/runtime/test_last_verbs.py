@@ -12,7 +12,7 @@ import pytest
 import gradwire as gw
 from gradwire.errors import RankFailed
 from gradwire.planning import catalogue
-from gradwire.runtime.step.last_verbs import FOLDER, NUM_VERBS, LastVerbs
+from gradwire.runtime.step.wire import FOLDER, NUM_VERBS, LastVerbs
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, Net, momentum, train
 

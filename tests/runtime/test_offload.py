@@ -21,8 +21,7 @@ from gradwire.compress.topk import topk
 from gradwire.contract import Member
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
-from gradwire.runtime.device.offload import Offload
-from gradwire.runtime.device.streams import SideStream
+from gradwire.runtime.device.streams import Offload, SideStream
 from tests.runtime import late
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_devices import SHAPES, backward, layers, same

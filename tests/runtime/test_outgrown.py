@@ -13,7 +13,7 @@ import gradwire as gw
 from gradwire.contract import Exchange, Result, State
 from gradwire.contract.verbs import AllReduce, Steps
 from gradwire.exchange.local import drive
-from gradwire.runtime.step.accounting import outgrown
+from gradwire.runtime.step.figures import outgrown
 from gradwire.runtime.step.messages import Message, ParamRange
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, train

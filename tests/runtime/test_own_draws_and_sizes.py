@@ -15,7 +15,7 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.contract.spec import TensorSpec
 from gradwire.planning.data.plan import ExchangeSetting, Plan
-from gradwire.runtime.step.slots import Slot
+from gradwire.runtime.step.messages import Slot
 from tests.laws.variable import above
 from tests.runtime.plans import drawn, through
 from tests.runtime.ranks import Ranks

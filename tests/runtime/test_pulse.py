@@ -19,7 +19,7 @@ from gradwire.runtime.failure.membership import ALONE
 from gradwire.runtime.failure.pulse import Place, Pulse
 from gradwire.runtime.step import wire
 from gradwire.runtime.step.engine import Engine
-from gradwire.runtime.step.lanes import Task
+from gradwire.runtime.step.task_graph import Task
 
 WORLD = 3
 _names = count()

@@ -12,8 +12,8 @@ import gradwire as gw
 from gradwire.contract import Exchange, Result, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Compute, Steps
-from gradwire.runtime.step.driver import COMPUTE
-from gradwire.runtime.step.lanes import Task
+from gradwire.runtime.step.engine import COMPUTE
+from gradwire.runtime.step.task_graph import Task
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, ONEBIT, loss_of
 

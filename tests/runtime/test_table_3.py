@@ -24,9 +24,8 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.trace.span import Span
 from gradwire.exchange.pair import Pair, pair
 from gradwire.runtime.failure.membership import join
-from gradwire.runtime.step.driver import Driver
-from gradwire.runtime.step.engine import Engine
-from gradwire.runtime.step.lanes import Task
+from gradwire.runtime.step.engine import Driver, Engine
+from gradwire.runtime.step.task_graph import Task
 from tests.planning.clock.test_computes import CHUNK, computes
 from tests.runtime.ranks import Ranks
 

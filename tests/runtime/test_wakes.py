@@ -11,8 +11,8 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.contract.verbs import AllReduce, Among, Steps
 from gradwire.exchange.by_name import exchange_for
-from gradwire.runtime.step.driver import Driver
-from gradwire.runtime.step.lanes import Task, TaskManager
+from gradwire.runtime.step.engine import Driver
+from gradwire.runtime.step.task_graph import Task, TaskManager
 from gradwire.runtime.step.wire import Circle, Routes
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, ONEBIT, SMALL_MB, Net, momentum, named, train

@@ -50,10 +50,9 @@ from .settings import (
     trained,
 )
 from .step.engine import Engine
+from .step.figures import Recorder
+from .step.messages import as_reals, refuse_float16
 from .step.progress import Progress
-from .step.reals import as_reals
-from .step.recorder import Recorder
-from .step.scaling import refuse_float16
 from .step.synchroniser import AnyMessage, Synchroniser
 from .step.wire import Group
 
@@ -284,7 +283,7 @@ def _connect(
         way.caution(model, params, settings)
         check = way.check(params, settings)
         synchroniser = Synchroniser(engine, messages, dict(held), check)
-        progress = Progress(synchroniser, recorder, settings.scaler, _guard(settings))
+        progress = Progress(synchroniser, recorder, params, settings.scaler, _guard(settings))
         progress.healing, progress.newcomer = healing, newcomer
         handle = way.hook(model, params, settings, progress, undo)
         handle.backend = serves

@@ -22,7 +22,6 @@ from .grid.dtensors import has_dtensors, shard_of, sharded_modules
 from .handle import Handle
 from .refusals import mark_attached
 from .settings import Settings, sparse_weights, trained
-from .step.arrivals import Arrivals
 from .step.fused import fused_messages
 from .step.hooks import ModuleHooks
 from .step.messages import Message
@@ -33,8 +32,7 @@ from .strangers import Strangers
 if TYPE_CHECKING:
     from ..planning.data.plan import Plan
     from .controls import Controls
-    from .ddp.ddp import DDPHooks
-    from .ddp.ddp_in_turn import DDPInTurn
+    from .ddp.comm_hook import DDPHooks, DDPInTurn
     from .overlap.overlap import Overlap
 
 
@@ -86,15 +84,15 @@ class _EveryBackward(Attachment):
         if isinstance(model, DistributedDataParallel):
             buckets = _buckets(model, params, settings, progress, undo)
         else:
-            arrivals, overlap, optimizer = Arrivals(progress, params), None, settings.optimizer
+            overlap, optimizer = None, settings.optimizer
             if optimizer is not None and not isinstance(settings.exchange, Exchange):
                 from .overlap.overlap import Overlap  # a plan may overlap the next forward pass
 
-                cut = partial(Overlap, model, params, optimizer, arrivals)
+                cut = partial(Overlap, model, params, optimizer, progress)
                 if overlaps(settings) and not has_dtensors(params):
                     overlap = cut()
                     undo.callback(overlap.detach)
-            hooks = ModuleHooks(progress, params, arrivals, overlap, strangers)
+            hooks = ModuleHooks(progress, params, overlap, strangers)
             hooks.ends_behind_others = bool(sharded_modules(model))
             undo.callback(hooks.remove)
         if (pilot := settings.pilot) is not None:
@@ -129,8 +127,7 @@ def _buckets(
     undo: ExitStack,
 ) -> DDPHooks | DDPInTurn | None:
     """The hooks of a DDP model that has messages, or may come to have some; else None."""
-    from .ddp import ddp
-    from .ddp.ddp_in_turn import DDPInTurn
+    from .ddp.comm_hook import DDPInTurn, serve_hook
     from .ddp.reducer import count_steps, is_left_to_ddp
 
     if is_left_to_ddp(model, settings, progress.synchroniser.messages):
@@ -139,8 +136,12 @@ def _buckets(
     is_flat = settings.ranks_per_host == 1 and not settings.asks_for_messages
     # A static graph gives its gradients to DDP late, and in the first step once more.
     takes_turns = settings.pilot is not None and is_flat and not model.static_graph
-    made = DDPInTurn if takes_turns else ddp.register
-    hooks = made(progress, model, params)
+    hooks: DDPHooks | DDPInTurn
+    if takes_turns:
+        count = partial(count_steps, progress, model, params)
+        hooks = DDPInTurn(progress, model, params, count)
+    else:
+        hooks = serve_hook(progress, model, params)
     undo.callback(hooks.remove)
     return hooks
 
@@ -155,7 +156,7 @@ def _controls(
 ) -> Controls:
     """The controls by which a pilot reaches a model that is hooked."""
     from .controls import Controls
-    from .ddp.ddp_in_turn import DDPInTurn
+    from .ddp.comm_hook import DDPInTurn
 
     whole = [one for one in params if one[1].numel()]
     who, num_flags = progress.synchroniser.engine.who, _num_flags(model)

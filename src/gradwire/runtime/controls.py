@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import with_error_feedback
 from ..exchange.hosts import on_hosts
 from ..planning.data.plan import Plan
-from .ddp.ddp import DDPHooks
+from .ddp.comm_hook import DDPHooks, DDPInTurn
 from .failure.guard import Guard
 from .overlap.overlap import Overlap
 from .state import checkpoint
@@ -69,20 +69,6 @@ class Pilot(ABC):
         """Takes over a model, whose gradients travel dense."""
 
 
-class InTurn(Protocol):
-    """Hooks of a DDP model whose dense steps DDP's own reducer averages: see `ddp_in_turn`."""
-
-    overlap: Overlap | None
-    on_end: Callable[[], None] | None
-
-    @property
-    def is_left_to_ddp(self) -> bool:
-        """Whether DDP's own reducer averages at present."""
-
-    def use_messages(self, wanted: bool) -> None:
-        """Has the next steps averaged by messages, or by DDP; called between two steps."""
-
-
 class Controls:
     """One attached model, as its pilot reaches it.
 
@@ -95,7 +81,7 @@ class Controls:
         model: nn.Module,
         params: Sequence[tuple[str, Tensor]],
         progress: Progress,
-        hooks: ModuleHooks | DDPHooks | InTurn,
+        hooks: ModuleHooks | DDPHooks | DDPInTurn,
         make_messages: Callable[[Plan | None], list[Message]],
         overlapping: Callable[[], Overlap] | None,
     ) -> None:
@@ -110,7 +96,7 @@ class Controls:
         self._flight: Flight | None = None
         self.ddp: DistributedDataParallel | None = None
         """The DDP model around ``model``, if there is one."""
-        self.in_turn: InTurn | None = None
+        self.in_turn: DDPInTurn | None = None
         """The hooks themselves, where DDP's own reducer averages what is dense."""
         hooks.on_end = self._step_ended
 

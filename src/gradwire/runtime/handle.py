@@ -22,13 +22,12 @@ from .device.backends import AFTER_A_CHANGE
 from .failure.membership import run_of
 from .grid.shards import place_in
 from .settings import algorithm, plan_in, trained
-from .step.accounting import adapted, norm_over_all, spread, whereabouts
 from .step.engine import Engine
+from .step.figures import Log, adapted, memory_of, norm_over_all, spread, whereabouts
 from .step.hooked import Hooked, Lent
 from .step.hooks import ModuleHooks
-from .step.lanes import wall_clock
-from .step.memory import memory_of
 from .step.progress import Progress
+from .step.task_graph import wall_clock
 from .step.wire import Group
 from .uneven import UnevenInputs
 
@@ -156,7 +155,7 @@ class Handle(UnevenInputs):
           selected and ``density_actual`` that of the mean, over all steps and messages that select
           elements. Each is None where no message selects, the first also where none was set.
         - ``memory`` counts what is kept beside weights and gradients, in bytes by kind; see
-          `memory`. ``bytes_a_parameter`` is their sum for each parameter.
+          `figures`. ``bytes_a_parameter`` is their sum for each parameter.
         - ``overlapped_steps`` counts steps that the next forward pass did not wait for.
         - ``fallbacks`` counts, by reason, steps of an overlapping plan that it did wait for.
         - ``guard`` is the last comparison with dense means (``attach(guard_every=)``), None before:
@@ -167,12 +166,13 @@ class Handle(UnevenInputs):
         - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
           Where residuals are kept, this call waits for all that an overlapping plan left pending.
         - ``left`` tells who was lost and what with them, ``joined`` who came in; see `shrink`.
-        - ``encoded_on``, ``offloaded`` and ``backend``: where, and what sends; see `accounting`.
+        - ``encoded_on``, ``offloaded`` and ``backend``: where, and what sends; see `figures`.
         - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
         """
         recorder, synchroniser = self._progress.recorder, self.synchroniser
-        numel = sum(map(synchroniser.numel, synchroniser.names))
+        numel = sum(param.numel() for param in synchroniser.params.values())
         messages = synchroniser.messages if self._engine.num_channels else []
+        kept = 0 if synchroniser.commit is None else synchroniser.commit.kept_bytes
         return {
             **recorder.stats(),
             "inline_s_per_step": self._engine.inline_s / max(1, recorder.num_steps),
@@ -180,7 +180,7 @@ class Handle(UnevenInputs):
             "world_size": self.world_size,
             "averaged_by": "gradwire" if self._engine.num_channels else "DDP",
             "messages": len(messages),
-            "memory": memory_of(messages, numel, synchroniser.commit),
+            "memory": memory_of(messages, numel, kept),
             "residual_norm": norm_over_all(self.residuals().values()),
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
@@ -205,8 +205,6 @@ class Handle(UnevenInputs):
         is an exchange here. Under DDP ``to`` is called in another thread, where it must not call
         this handle. What ``to`` raises ends the log, with a warning, and not the training.
         """
-        from .step.log import Log
-
         progress = self._progress
         progress.log = None if to is None else Log(to, every, progress.recorder)
 
@@ -341,7 +339,7 @@ class Handle(UnevenInputs):
                 for message, state in zip(messages, states, strict=True):
                     message.state = state
             self._progress.go_on_from(saved["step"])
-            self._progress.synchroniser.forget_look()
+            self._progress.synchroniser.check.forget()
 
         return put_in_place
 

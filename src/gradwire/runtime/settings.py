@@ -23,8 +23,7 @@ from ..exchange.by_name import exchange_for
 from ..planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
 from .device.backends import BACKENDS
 from .failure.integrity import DEFAULT_CHECK_EVERY
-from .step.reals import refuse_complex
-from .step.scaling import check_scaler
+from .step.messages import check_scaler, refuse_complex
 
 if TYPE_CHECKING:
     from ..planning.data.plan import Plan

@@ -23,7 +23,7 @@ from gradwire.contract.travel import sent_bytes
 from gradwire.contract.verbs import AllReduce
 from gradwire.runtime.attach import attach
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.step.lanes import wall_clock
+from gradwire.runtime.step.task_graph import wall_clock
 
 from ..testbed.counters import own_counters
 from ..testbed.ranks import Report

@@ -37,7 +37,7 @@ from gradwire.runtime import attach as attach_module
 from gradwire.runtime.attach import attach
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.step import engine, last_verbs
+from gradwire.runtime.step import engine, wire
 
 from ..testbed.netns import INTERFACE, Namespaces, host_address, join_network
 from .accidents import (
@@ -88,7 +88,7 @@ def live(end: Connection, accident: Accident, rank: int, start: Surroundings) ->
     log = os.open(Path(start.folder) / f"{rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.environ[last_verbs.FOLDER] = start.folder
+    os.environ[wire.FOLDER] = start.folder
     if start.spaces is not None:
         join_network(start.spaces, rank)
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE

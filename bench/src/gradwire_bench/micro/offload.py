@@ -25,8 +25,7 @@ from gradwire.contract import Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.runtime.device.devices import kept_on
-from gradwire.runtime.device.offload import Offload
-from gradwire.runtime.device.streams import SideStream, Streams
+from gradwire.runtime.device.streams import Offload, SideStream, Streams
 
 PAPER_S = {
     10_000: (0.85e-3, 1.49e-3),

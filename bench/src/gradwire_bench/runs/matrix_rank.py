@@ -36,8 +36,8 @@ from gradwire.planning.planner.usbyte import usbyte
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.settings import trained
-from gradwire.runtime.step import last_verbs
-from gradwire.runtime.step.reals import as_reals
+from gradwire.runtime.step import wire
+from gradwire.runtime.step.messages import as_reals
 
 PROGRAMS = Path(__file__).parents[4] / "examples" / "matrix"
 PLAN = "plan"
@@ -86,7 +86,7 @@ def live(task: ProgramRun, rank: int, end: Connection, log: Path) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    os.environ.update(_of_torchrun(task, rank), **{last_verbs.FOLDER: str(log.parent)})
+    os.environ.update(_of_torchrun(task, rank), **{wire.FOLDER: str(log.parent)})
     sys.argv = [str(task.path), *task.arguments]
     sys.path[:0] = [str(task.path.parent), str(PROGRAMS)]  # the second for one_run.py
     torch.set_num_threads(1)

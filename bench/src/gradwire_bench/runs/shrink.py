@@ -28,7 +28,7 @@ from gradwire.cli.report.table import Row
 from gradwire.contract.registry import load
 from gradwire.errors import RanksLost
 from gradwire.runtime.attach import attach
-from gradwire.runtime.step.lanes import wall_clock
+from gradwire.runtime.step.task_graph import wall_clock
 from gradwire.runtime.step.wire import root_store
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask

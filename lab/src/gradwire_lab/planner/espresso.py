@@ -11,7 +11,7 @@ Differences from the paper:
       and pull by ``casync_ps``). The paper has trees of such choices within and among hosts.
     - An encode "on the GPU" is one within the backward pass, and one that is offloaded is one on
       the compute lane, by the host for gradients in host memory. A device makes both itself, as
-      ``runtime/device/offload.py`` serves ``selective`` alone. Copies are in the measured lines.
+      ``runtime/device/streams.py`` serves ``selective`` alone. Copies are in the measured lines.
     - Algorithm 2 offloads tensors of a group from the one that is farthest from the output layer.
       Its reason, that they come earlier, fits the nearest. Both are tried.
     - Where there are more than 500 combinations of how many to offload in each group, groups are

@@ -31,7 +31,7 @@ from ...contract.verbs import AllGather
 from ...errors import GradwireError, InvalidSetting
 from ...runtime.device.devices import kind_of
 from ...runtime.device.staging import Staging
-from ...runtime.step.scaling import copy_scaled
+from ...runtime.step.messages import copy_scaled
 from ..data.fit import LineFit, fit_line
 from ..data.stored import Frozen
 

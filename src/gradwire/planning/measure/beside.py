@@ -14,8 +14,7 @@ import torch
 from ...contract import Compressor
 from ...contract.registry import load
 from ...contract.spec import TensorSpec
-from ...runtime.step.engine import Engine
-from ...runtime.step.telling import figures_of_all
+from ...runtime.step.engine import Engine, figures_of_all
 
 SIDE, NUMEL = 256, 2**18
 """The matrices that stand for the model, and the gradient that is encoded beside them; both take

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import InvalidSetting, invalid
-from ...runtime.step.reals import as_reals
+from ...runtime.step.messages import as_reals
 from ..data.profile import GradientDType, Layer, Measurement, Profile, ProfiledTensor
 
 # ---- LayerTimer --------------------------------------------------------------------------------

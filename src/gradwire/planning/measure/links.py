@@ -45,8 +45,7 @@ from ...contract.verbs import (
 from ...errors import InvalidSetting, UnknownName, invalid
 from ...exchange.by_name import exchange_for
 from ...exchange.hosts import among_hosts, on_hosts
-from ...runtime.step.engine import Engine
-from ...runtime.step.telling import figures_of_all
+from ...runtime.step.engine import Engine, figures_of_all
 from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, Host, VerbName
 from ..data.fit import LineFit, fit_line
 from ._agree import rank_0s, run_verb, verb_text

@@ -11,7 +11,7 @@ from ...contract import Exchange, Member
 from ...contract.scratch import passing_bytes
 from ...contract.spec import TensorSpec
 from ...exchange.local import drive
-from ...runtime.step.memory import KINDS, kept_bytes
+from ...runtime.step.figures import KINDS, kept_bytes
 
 NUMEL, WORLD, STEPS = 2**16, 4, 6
 

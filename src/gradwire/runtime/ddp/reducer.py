@@ -29,10 +29,10 @@ from ...planning.default_fusion import NamedParam
 from ..settings import Settings
 from ..step.hooked import Hooked, InPlaceOf
 from ..step.hooks import is_inside_a_segment
-from ..step.lanes import wall_clock
 from ..step.messages import Message
 from ..step.progress import Progress
-from . import ddp as hook
+from ..step.task_graph import wall_clock
+from .comm_hook import has_own_hook
 
 _log = logging.getLogger("gradwire")
 
@@ -56,7 +56,6 @@ def count_steps(
     progress: Progress,
     ddp: DistributedDataParallel,
     params: Sequence[NamedParam],
-    *,
     on_end: Callable[[], None] | None = None,
 ) -> Callable[[], None]:
     """Counts the steps of a model that is left to DDP until the function returned is called.
@@ -65,7 +64,7 @@ def count_steps(
     where a communication hook of the user's own averages the gradients.
     """
     found = ddp._get_ddp_logging_data().get("comm_hook")  # type: ignore[no-untyped-call]
-    if found and not hook.has_own_hook(ddp):
+    if found and not has_own_hook(ddp):
         raise invalid(
             "the DDP model's communication hook",
             found,
@@ -179,8 +178,7 @@ class _Counter:
         self._engine.begin_step(self._progress.step, launched=1)
 
     def _close(self) -> None:
-        self._engine.counters.sent_bytes = self._step_bytes
-        self._progress.end_step()
+        self._progress.end_step(self._step_bytes)
         if self._on_end is not None:
             self._on_end()
 

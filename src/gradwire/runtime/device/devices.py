@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,72 +22,51 @@ Event = Any
 """A place in a stream, with ``wait(stream)`` for a stream and ``synchronize()`` for the host."""
 
 
-class Device(Protocol):
-    """The functions that a kind of device must have; ``Accelerator`` has torch's own."""
-
-    def current_stream(self, device: torch.device) -> Stream:
-        """The stream that this thread launches on."""
-
-    def new_stream(self, device: torch.device) -> Stream:
-        """A stream that runs beside all others of the device."""
-
-    def record(self, stream: Stream) -> Event:
-        """An event behind all that was launched on a stream so far."""
-
-    def use(self, stream: Stream) -> AbstractContextManager[Any]:
-        """A block in which this thread launches on ``stream``."""
-
-    def pinned(self, size_bytes: int) -> Tensor:
-        """Host memory (uint8) that the device copies from and to by itself."""
-
-    def is_capturing(self) -> bool:
-        """Whether what this thread launches is recorded for later, as for a CUDA graph."""
-
-    def network_name(self, device: torch.device) -> str | None:
-        """The name that no other device has; None where it has no network back end of its own."""
-
-    def connect(
-        self, device: torch.device, store: Any, rank: int, world: int, timeout: timedelta
-    ) -> Any:
-        """A process group that sends from the device's own memory; its works wait on streams."""
-
-
 class Accelerator:
     """A kind of device by its module in torch: CUDA, ROCm under the same name, XPU.
 
-    CUDA's own network back end is NCCL.
+    Another kind, which ``register`` takes, has the same functions. CUDA's own network back end is
+    NCCL.
     """
 
     def __init__(self, module: Any) -> None:
         self._module = module
 
     def current_stream(self, device: torch.device) -> Stream:
+        """The stream that this thread launches on."""
         return self._module.current_stream(device)
 
     def new_stream(self, device: torch.device) -> Stream:
+        """A stream that runs beside all others of the device."""
         return self._module.Stream(device)
 
     def record(self, stream: Stream) -> Event:
+        """An event behind all that was launched on a stream so far."""
         return stream.record_event()
 
     def use(self, stream: Stream) -> AbstractContextManager[Any]:
+        """A block in which this thread launches on ``stream``."""
         found: AbstractContextManager[Any] = self._module.stream(stream)
         return found
 
     def pinned(self, size_bytes: int) -> Tensor:
+        """Host memory (uint8) that the device copies from and to by itself."""
         return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def is_capturing(self) -> bool:
+        """Whether what this thread launches is recorded for later, as for a CUDA graph."""
         asked = getattr(self._module, "is_current_stream_capturing", None)
         return asked is not None and bool(asked())
 
     def network_name(self, device: torch.device) -> str | None:
+        """The name that no other device has; None where it has no network back end of its own."""
         is_served = device.type == "cuda" and dist.is_nccl_available()
         return str(self._module.get_device_properties(device).uuid) if is_served else None
 
     def connect(
         self, device: torch.device, store: Any, rank: int, world: int, timeout: timedelta
     ) -> Any:
+        """A process group that sends from the device's own memory; its works wait on streams."""
         # A group and not its back end alone: that has no way to launch sends and receives together.
         backend = torch._C._distributed_c10d.ProcessGroupNCCL
         options: Any = backend.Options()
@@ -125,11 +104,11 @@ def kept_on(device: torch.device) -> Iterator[None]:
 
 HOST = torch.device("cpu")
 _NEEDED = ("current_stream", "Stream", "stream")
-_KINDS: dict[str, Device | None] = {"cpu": None, "meta": None}
+_KINDS: dict[str, Accelerator | None] = {"cpu": None, "meta": None}
 _SIDES: dict[torch.device, Stream] = {}
 
 
-def kind_of(device: torch.device) -> Device | None:
+def kind_of(device: torch.device) -> Accelerator | None:
     """The functions of a device's kind; None where it has no streams, as the host has none."""
     if device.type not in _KINDS:
         module = torch.get_device_module(device)
@@ -147,6 +126,6 @@ def home_of(tensors: Iterable[Tensor], *, host_only: bool) -> torch.device:
     return HOST if host_only or others or kind_of(first) is None else first
 
 
-def register(name: str, kind: Device) -> None:
+def register(name: str, kind: Accelerator) -> None:
     """Has devices of this type be asked by ``kind``, where torch's module does not serve."""
     _KINDS[name] = kind

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ...contract.verbs import AllGather, AllReduce, Broadcast, Communication, Recv, Send
-from .devices import Device, Event, Stream
+from .devices import Accelerator, Event, Stream
 
 _ALIGNED_BYTES = 64
 
@@ -26,7 +26,7 @@ class Staging:
 
     to_host_bytes: int = 0
     to_device_bytes: int = 0
-    offloaded_bytes: int = 0  # those of ``to_host_bytes`` that the host has encoded; see `offload`
+    offloaded_bytes: int = 0  # those of ``to_host_bytes`` that the host has encoded; see `Offload`
     _kept: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property
@@ -43,7 +43,7 @@ class Staging:
         message: int,
         verbs: Sequence[Communication],
         ranks: Sequence[int],
-        kind: Device,
+        kind: Accelerator,
         stream: Stream,
     ) -> Staged | None:
         """Launches the copies of what a message's verbs send; None where all lies on the host.
@@ -77,7 +77,7 @@ class Staging:
         staged.verbs = [replace(verb, **own) for verb, own in zip(verbs, taken, strict=True)]
         return staged
 
-    def rooms(self, key: Hashable, tensors: Sequence[Tensor], kind: Device) -> list[Tensor]:
+    def rooms(self, key: Hashable, tensors: Sequence[Tensor], kind: Accelerator) -> list[Tensor]:
         """Room for each tensor in the buffer of ``key``, which grows where it has too little."""
         ends, end = [], 0
         for tensor in tensors:
@@ -99,7 +99,7 @@ class Staged:
     """Verbs on pinned memory in the place of others; ``ready`` is when it holds what is sent."""
 
     staging: Staging
-    kind: Device
+    kind: Accelerator
     stream: Stream
     verbs: list[Any] = field(default_factory=list)
     landing: list[tuple[Tensor, Tensor]] = field(default_factory=list)

@@ -15,18 +15,30 @@ their producers', who wait for the end of the message before they go on. What th
 for itself only it uses.
 
 Gradients in host memory get no mark, and cost nothing.
+
+**Offload.** One tensor of a device may be encoded by the host from pinned memory.
+Source: SSFusion (ICDE 2026), section IV-C, steps 2 and 3: the gradient is copied to host memory
+    that is kept, without a wait; a thread of its own selects from it; what it has selected is
+    copied back without a wait.
+Differences: it is the sum of residual and gradient that is copied, so the residual stays on the
+    device. The copies take the device's side stream, on which all that is computed of gradients is
+    in order.
+The copy out is launched by the thread of the backward pass, behind the gradient's mark. The lane
+``OFFLOAD`` waits for it, so the compute lane goes on to launch other messages' work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
+from ...contract import Copies
 from ...errors import InvalidSetting
-from .devices import Device, Event, Stream, kind_of, side_stream
+from .devices import Accelerator, Event, Stream, kind_of, side_stream
 from .staging import Staging
 
 T = TypeVar("T")
@@ -47,7 +59,7 @@ class SideStream:
     device's own process groups are waited for, so that encodes go on meanwhile.
     """
 
-    def __init__(self, device: torch.device, kind: Device, staging: Staging) -> None:
+    def __init__(self, device: torch.device, kind: Accelerator, staging: Staging) -> None:
         self.device, self.kind, self.staging = device, kind, staging
         self.stream, self.wire = side_stream(device), kind.new_stream(device)
 
@@ -98,7 +110,7 @@ class Streams:
     """Keeps the side stream of each device, which all threads share."""
 
     def __init__(self) -> None:
-        self._sides: dict[torch.device, SideStream] = {}
+        self.sides: dict[torch.device, SideStream] = {}
         self.staging = Staging()
 
     def side(self, device: torch.device) -> SideStream | None:
@@ -106,9 +118,9 @@ class Streams:
         kind = kind_of(device)
         if kind is None:
             return None
-        if device not in self._sides:
-            self._sides[device] = SideStream(device, kind, self.staging)
-        return self._sides[device]
+        if device not in self.sides:
+            self.sides[device] = SideStream(device, kind, self.staging)
+        return self.sides[device]
 
     def mark(self, device: torch.device) -> Mark | None:
         """A mark behind the work launched so far on the stream that is current in this thread.
@@ -130,19 +142,19 @@ class Streams:
 
     def lead(self) -> None:
         """Has side streams wait for all that the streams current in this thread have launched."""
-        for device, side in self._sides.items():
+        for device, side in self.sides.items():
             if (mark := self.mark(device)) is not None:
                 mark.event.wait(side.stream)
 
     def catch_up(self) -> None:
         """Has the streams current in this thread wait for all that side streams have launched."""
-        self.follow([side.mark() for side in self._sides.values()])
+        self.follow([side.mark() for side in self.sides.values()])
 
     @contextmanager
     def beside(self) -> Iterator[None]:
         """A block whose kernels are launched on the side streams, behind what is there."""
         with ExitStack() as undo:
-            for side in self._sides.values():
+            for side in self.sides.values():
                 undo.enter_context(side.use())
             yield
 
@@ -169,7 +181,7 @@ class Streams:
         not used for something else before they are done with it.
         """
         with ExitStack() as stack:
-            used: dict[torch.device, tuple[Device, Stream]] = {}
+            used: dict[torch.device, tuple[Accelerator, Stream]] = {}
             for mark in marks:
                 if mark.device not in used:
                     side = self.side(mark.device)
@@ -187,3 +199,93 @@ class Streams:
 
 Copying = Callable[[], AbstractContextManager[None]]
 """A function that gives the context in which copies between device and host are made."""
+
+
+class StepMarks:
+    """Marks of one step, also if it is abandoned; there are none of gradients in host memory."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._ready: dict[str, Mark] = {}
+        self._closing: list[Mark] = []
+        self._over: dict[int, Mark] = {}
+
+    def ready(self, name: str, grad: Tensor) -> None:
+        """Leaves a mark behind the kernels that make a gradient."""
+        if (mark := self._streams.mark(grad.device)) is not None:
+            self._ready[name] = mark
+
+    def close(self) -> None:
+        """Leaves marks behind the whole backward pass."""
+        self._closing += self._now()
+
+    def _now(self) -> list[Mark]:
+        """A mark on each device that has handed a gradient in."""
+        found = {mark.device: self._streams.mark(mark.device) for mark in self._ready.values()}
+        return [mark for mark in found.values() if mark is not None]
+
+    def end(self, index: int, side: SideStream | None) -> None:
+        """Leaves a mark behind a message, on the side stream that computed it."""
+        if side is not None:
+            self._over[index] = side.mark()
+
+    def follow(self, indices: Iterable[int] | None = None) -> None:
+        """Has the devices' current streams wait for messages; None stands for all."""
+        chosen = self._over if indices is None else indices
+        self._streams.follow(self._over[index] for index in chosen if index in self._over)
+
+    def copying(self, names: Collection[str], side: SideStream | None, **counted: Any) -> Copying:
+        """Makes the block in which gradients are copied from and to where they are encoded.
+
+        It is behind their own marks and, where those are there already, behind the backward pass.
+        """
+        if not self._ready:
+            return nullcontext
+        marks, closing = [self._ready[n] for n in names if n in self._ready], self._closing
+        if side is not None:
+            return lambda: side.behind([*marks, *closing])
+        return lambda: self._streams.behind([*marks, *closing], **counted)
+
+
+class Offload:
+    """The way of the tensor ``name`` of a message, in one step, to the host and back.
+
+    Its pinned memory is written again in the next step. By then the host has waited for a place
+    in the side stream that is behind all that was copied from there.
+    """
+
+    def __init__(self, copies: Copies, message: int, name: str, side: SideStream) -> None:
+        self._copies, self._key, self._side = copies, (message, name), side
+        self._there: list[Tensor] = []
+        self._out: Mark | None = None
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        """Launches the copy to the host, and what the device computes before it."""
+        side, staging = self._side, self._side.staging
+        with side.use():
+            held = next(self._copies)
+            self._there = staging.rooms((*self._key, "out"), held, side.kind)
+            for room, tensor in zip(self._there, held, strict=True):
+                room.copy_(tensor, non_blocking=True)
+                staging.to_host_bytes += room.nbytes
+                staging.offloaded_bytes += room.nbytes
+        self._out = side.mark()
+
+    @torch.no_grad()
+    def encode(self) -> None:
+        """Waits for the copy and encodes it; launches the copy of that to the device."""
+        side, staging = self._side, self._side.staging
+        assert self._out is not None, "what is encoded has left before"
+        self._out.event.synchronize()
+        made = self._copies.send(tuple(self._there))
+        rooms = staging.rooms((*self._key, "back"), made, side.kind)
+        with side.use():
+            back = tuple(torch.empty_like(one, device=side.device) for one in made)
+            for room, one, tensor in zip(rooms, made, back, strict=True):
+                room.copy_(one)
+                tensor.copy_(room, non_blocking=True)
+                staging.to_device_bytes += room.nbytes
+            with suppress(StopIteration):
+                self._copies.send(back)
+                raise AssertionError("a text of two copies asks for a third")

@@ -13,7 +13,7 @@ How a lost rank is noticed:
 3. The first rank that notices writes an alarm. It counts, as later alarms follow from it.
 4. All survivors raise ``RankFailed`` with the rank and the step. They wait a second after they read
    the alarm, as the process that ends first may host the store.
-5. Each rank writes its last 64 verbs to a file, and the error names the file (`last_verbs`).
+5. Each rank writes its last 64 verbs to a file, and the error names the file (`wire`).
 
 How ranks go on without it (``on_failure="shrink"``): a step counts on all survivors or on none.
 Once a rank has all means of a step, it says so. ``backward()`` waits until all have said so

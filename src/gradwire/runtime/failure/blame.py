@@ -12,8 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ...errors import ExitCode, GradwireError, LoopMistake, RankFailed
-from ..step.driver import AMONG_SHARDS
-from ..step.wire import in_background
+from ..step.wire import AMONG_SHARDS, in_background
 from .pulse import STORE_PATIENCE_S, Alarm, Pulse, listed, said
 from .roll_call import ASK_S, Reach
 

@@ -19,7 +19,7 @@ from ...contract.state import leaves
 from ...contract.verbs import AllToAll, Compute, Steps
 from ...exchange.error_feedback import residuals
 from ..device.streams import Streams
-from ..step.accounting import norm_over_all
+from ..step.figures import norm_over_all
 from ..step.messages import Message
 
 NORM_EVERY = 64

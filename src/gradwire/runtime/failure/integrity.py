@@ -39,19 +39,19 @@ class Check:
     """Compares what is ``equal`` on all ranks, in every ``every``-th step; None: in no step."""
 
     def __init__(self, every: int | None, equal: Equal) -> None:
-        self._every, self._equal = every, equal
+        self.every, self._equal = every, equal
         self._own: dict[str, int] = {}
         self._turn = -1
         self.trains = True
         """Whether this rank steps its parameters; one whose data have ended does not."""
 
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
-        """Takes the digests, once, if step ``turn`` of these parameters is one of comparison.
+        """Takes the digests, once, for step ``turn`` of these parameters, one of comparison.
 
         Ranks may change their parameters between backward passes that accumulate. So this is called
         when the first of them begins.
         """
-        if self._is_due(turn) and self._turn != turn:
+        if self._turn != turn:
             named = self._equal(names)
             tensors = [tensor for _, tensor in named]
             digests = digests_of(tensors) if self.trains else [0] * len(tensors)
@@ -63,17 +63,11 @@ class Check:
         self._turn = -1
 
     def text(self, world: int, step: int, turn: int) -> Steps[None] | None:
-        """The text that compares the digests of step ``turn``; None where it compares none.
-
-        Whether there is one follows from ``turn`` alone, which all ranks share.
-        """
-        if world == 1 or not self._is_due(turn) or not self._own:
+        """The text that compares the digests of step ``turn``; None where none were taken."""
+        if world == 1 or self._turn != turn or not self._own:
             return None
         self._turn = -1
         return same_everywhere(world, step, self._own, trains=self.trains)
-
-    def _is_due(self, turn: int) -> bool:
-        return self._every is not None and (turn + 1) % self._every == 0
 
 
 def digests_of(tensors: Sequence[Tensor]) -> list[int]:

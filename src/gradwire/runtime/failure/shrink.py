@@ -36,7 +36,6 @@ from ..handle import Handle
 from ..settings import Settings
 from ..state import checkpoint
 from ..state.plain import send
-from ..step.arrivals import Arrivals
 from ..step.engine import Engine
 from ..step.messages import Message
 from ..step.progress import Progress
@@ -148,7 +147,7 @@ class Shrinking:
             raise failure
         counts = decision.num_steps > num_steps
         if counts:
-            Arrivals(self._progress, self._params).put_means()
+            self._progress.put_means()
         lost = self._note(engine, decision, start_s)
         self._go_on(failure, decision, undoes=not counts)
         _log.warning("%s", lost)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ...errors import InvalidSetting, invalid
 from ...planning.default_fusion import NamedParam
-from ..step.reals import as_complex
+from ..step.messages import as_complex
 
 
 def is_dtensor(tensor: object) -> bool:

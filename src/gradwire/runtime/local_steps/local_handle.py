@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from ...contract import Exchange
 from ...errors import invalid
 from ..handle import Handle
-from ..step.lanes import wall_clock
 from ..step.progress import Progress
+from ..step.task_graph import wall_clock
 from ..strangers import Strangers
 from .outer import Outer
 from .period import ChosenGap
@@ -186,11 +186,7 @@ class LocalSteps(Handle):
 
     def synchronize(self) -> None:
         """Waits for the means that are on their way; they take effect when that is due."""
-        if self.synchroniser.open:
-            start_s = wall_clock()
-            self.synchroniser.finish()
-            self._progress.mark_wait(start_s, wall_clock())
-            self._progress.end_step()
+        self._progress.finish()
 
     def stats(self) -> dict[str, Any]:
         """Figures of the run so far on this rank, as those of ``attach``, but for local steps.

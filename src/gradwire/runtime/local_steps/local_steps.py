@@ -61,8 +61,8 @@ from ..refusals import mark_attached, quietened, sole_ddp
 from ..settings import Choices, Settings
 from ..step.fused import fused_messages
 from ..step.hooked import untraced
+from ..step.messages import refuse_complex
 from ..step.progress import Progress
-from ..step.reals import refuse_complex
 from ..step.synchroniser import AnyMessage
 from ..step.wire import Group
 from ..strangers import Strangers

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ...contract.units import format_seconds
-from ..step.engine import Engine
-from ..step.telling import figures_of_all
+from ..step.engine import Engine, figures_of_all
 
 LEAST, MOST = 4, 32
 """Local steps between two exchanges, at least and at most; training begins with the least."""

@@ -34,22 +34,86 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import InvalidSetting
-from ..step.arrivals import Arrivals
 from ..step.hooked import Hooked, untraced
-from .gates import Gates
+from ..step.progress import Progress
 from .pending import PendingGrad, PendingPass, pending, pending_parameters, stands_for, unfit
-from .stepping import Asked, LayerwiseStep, in_autocast, replace_step
+from .stepping import LayerwiseStep, StepRequest, in_autocast, replace_step
 
 _log = logging.getLogger("gradwire")
+Enter = Callable[[Sequence[str]], None]
+
+
+class Gates:
+    """Calls ``enter(names)`` before each module of ``model`` that uses parameters ``names``.
+
+    A module that is called uses the parameters it owns. Some parameters are used by a module above
+    that never calls their own module (``nn.MultiheadAttention.out_proj``, ``nn.ParameterList``). So
+    gates learn which modules are called from the passes before the first backward pass ends, when
+    nothing can be pending yet. The parameters of a module that was not called belong to the nearest
+    module around it that was. ``ungated``, once ``close_lesson`` was called, are parameters that no
+    called module holds.
+    """
+
+    def __init__(self, model: nn.Module, params: Mapping[str, Tensor], enter: Enter) -> None:
+        self._model, self._enter = model, enter
+        self._names = {param: name for name, param in params.items()}
+        self._called: set[nn.Module] = set()
+        self._names_of: dict[nn.Module, tuple[str, ...]] = {}
+        self.ungated: tuple[str, ...] = ()
+        self.is_learning = True
+        self._hooks = {
+            module: Hooked(module.register_forward_pre_hook, self._gate(module), prepend=True)
+            for module in model.modules()
+        }
+
+    def close_lesson(self) -> None:
+        """Ends the learning: from now on gates stand only before modules that need them."""
+        self.is_learning = False
+        names_of: dict[nn.Module, list[str]] = {}
+        ungated: list[str] = []
+        modules = dict(self._model.named_modules(remove_duplicate=False))
+        for path, module in modules.items():
+            user = self._user(modules, path)
+            for param in module._parameters.values():
+                name = None if param is None else self._names.get(param)
+                if name is not None:
+                    (ungated if user is None else names_of.setdefault(user, [])).append(name)
+        self.ungated = tuple(dict.fromkeys(ungated))
+        self._names_of = {module: tuple(dict.fromkeys(own)) for module, own in names_of.items()}
+        self.remove(*self._hooks.keys() - self._names_of.keys())
+        self._called.clear()
+
+    def _user(self, modules: Mapping[str, nn.Module], path: str) -> nn.Module | None:
+        """The module at ``path`` or the nearest around it that was called."""
+        while modules[path] not in self._called:
+            if not path:
+                return None
+            path = path.rpartition(".")[0]
+        return modules[path]
+
+    def _gate(self, gated: nn.Module) -> Callable[[nn.Module, Any], None]:
+        def gate(module: nn.Module, args: Any) -> None:
+            if module is not gated:  # but a copy of it that has its hooks all the same
+                return
+            if not self.is_learning:
+                self._enter(self._names_of[module])
+            elif torch.is_grad_enabled():  # without gradients a module may pass by those it holds
+                self._called.add(module)
+
+        return gate
+
+    def remove(self, *modules: nn.Module) -> None:
+        """Removes the hooks of ``modules``, or of all modules if none is named."""
+        for module in modules or tuple(self._hooks):
+            self._hooks.pop(module).remove()
 
 
 class Overlap:
     """Overlaps the exchange of ``params`` of ``model`` with its next forward pass.
 
-    The hooks of the backward pass call ``begin_backward`` at its first gradient, ``check`` at each
-    and ``defer`` at its end. ``num_overlapped`` counts backward passes whose means could be on
-    their way until the next one began. ``fallbacks`` counts, by reason, those that had to be
-    settled earlier.
+    The hooks of the backward pass call ``take`` at each of its gradients, and ``defer`` at its end.
+    ``num_overlapped`` counts backward passes whose means could be on their way until the next one
+    began. ``fallbacks`` counts, by reason, those that had to be settled earlier.
 
     Some parameters may be in no group of ``optimizer``, and it may have others, which are updated
     within ``step()``. A second optimizer looks at pending gradients, and so settles the step:
@@ -61,15 +125,15 @@ class Overlap:
         model: nn.Module,
         params: Sequence[tuple[str, Tensor]],
         optimizer: Optimizer,
-        arrivals: Arrivals,
+        progress: Progress,
     ) -> None:
         self._params = dict(params)
         self._names = {param: name for name, param in params}
-        self._optimizer, self._arrivals = optimizer, arrivals
+        self._optimizer, self._progress = optimizer, progress
         self._lock = threading.RLock()  # autograd has one thread a device
         self._is_open = False
         self._grads: dict[str, Tensor] = {}
-        self._asked: Asked | None = None
+        self._asked: StepRequest | None = None
         self._due: dict[str, int] = {}  # what step() asked for and is not made: name, version
         self._late: set[str] = set()
         self._pending_class = pending_parameters(self._look())
@@ -124,19 +188,14 @@ class Overlap:
         """Whether means or updates of the last backward pass may be pending."""
         return self._is_open
 
-    def begin_backward(self) -> None:
-        """Settles the last backward pass, as the first gradient of the next one is there."""
-        if self._is_open:
-            with self._lock:
-                late = set(self._due)
-                self.settle(None)
-                self._late |= late
-                self.num_overlapped += 1
+    def take(self, name: str) -> None:
+        """Settles the last backward pass, as a gradient of the next one is there: that of ``name``.
 
-    def check(self, name: str) -> None:
-        """Raises if a parameter, which has a gradient now, was used before its update was made."""
+        Raises if that parameter was used before its update was made.
+        """
+        self._begin_backward()
         if name in self._late:
-            raise self._arrivals.give_up(
+            raise self._progress.give_up(
                 f"{name} was used in the forward pass before its update was made: its module was "
                 "not called, as it was in the first step, and it was used through a view that was "
                 "taken before, or from C++. Call the module that owns it, call "
@@ -144,9 +203,17 @@ class Overlap:
                 "which does not overlap the forward pass"
             )
 
+    def _begin_backward(self) -> None:
+        if self._is_open:
+            with self._lock:
+                late = set(self._due)
+                self.settle(None)
+                self._late |= late
+                self.num_overlapped += 1
+
     def defer(self, grads: Mapping[str, Tensor | None]) -> None:
         """Makes ``grads``, by name (None: took no part), pending at the end of backward."""
-        assert not self._is_open, "begin_backward was not called"
+        assert not self._is_open, "no gradient was taken"
         if self._gates.is_learning:
             self._close_lesson()
         self._late.clear()
@@ -190,7 +257,7 @@ class Overlap:
     def _looked_at(self, looker: str) -> None:
         """Settles the step, as somebody needs the value of a pending gradient."""
         if torch._C._current_graph_task_id() != -1:
-            self.begin_backward()  # autograd adds the next gradient to it
+            self._begin_backward()  # autograd adds the next gradient to it
         else:
             self.settle(f"{looker} used gradients before the next forward pass")
 
@@ -280,7 +347,7 @@ class Overlap:
         self._show_parameters(names)
         for name, param in zip(names, params, strict=True):
             if param._version != self._due[name]:
-                raise self._arrivals.give_up(
+                raise self._progress.give_up(
                     f"{name} was written between optimizer.step() and its update, which was still "
                     "on its way; call handle.synchronize() after step() and before the change, or "
                     "attach with optimizer=None, which does not overlap the forward pass"
@@ -312,9 +379,9 @@ class Overlap:
         """Makes the step for ``names``, and for other parameters whose means have arrived."""
         mine = [name for name in names if name in self._due]
         if mine:
-            self._arrivals.wait(mine)
+            self._progress.wait(mine)
             others = self._arrived(set(mine))
-            self._arrivals.follow(others)
+            self._progress.follow(others)
             self._make(mine + others)
 
     def _arrived(self, known: set[str]) -> list[str]:
@@ -322,7 +389,7 @@ class Overlap:
         found = []
         for name in self._due:
             if name not in known:
-                if not self._arrivals.arrived(name):
+                if not self._progress.arrived(name):
                     break
                 found.append(name)
         return found
@@ -350,7 +417,7 @@ class Overlap:
                 return
             if reason is not None:
                 self._count(reason, level)
-            self._arrivals.finish()
+            self._progress.finish()
             if self._due:
                 self._make(list(self._due))
             self._show_plain()

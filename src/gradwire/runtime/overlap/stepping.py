@@ -35,7 +35,7 @@ SEPARABLE = frozenset(_SEPARABLE.split())
 OptimizerStep = Callable[..., Any]
 
 
-class Asked(NamedTuple):
+class StepRequest(NamedTuple):
     """A step that ``optimizer.step()`` was asked for: the hyper-parameters at that moment.
 
     ``values`` holds those of each group; ``group_of`` gives the number of each parameter's group.
@@ -74,15 +74,15 @@ class LayerwiseStep:
             return "a loss scaler hands its scale to the optimizer"
         return None
 
-    def record(self) -> Asked:
+    def record(self) -> StepRequest:
         """The step that would be made now."""
         groups = self._optimizer.param_groups
-        return Asked(
+        return StepRequest(
             [{key: _kept(group[key]) for key in group if key != "params"} for group in groups],
             {param: i for i, group in enumerate(groups) for param in group["params"]},
         )
 
-    def apply(self, asked: Asked, params: Iterable[Tensor]) -> None:
+    def apply(self, asked: StepRequest, params: Iterable[Tensor]) -> None:
         """Makes the step ``asked`` for ``params``, each from its ``.grad``.
 
         It may be called in the midst of a forward pass, also under autocast or inference mode.

@@ -25,8 +25,7 @@ from ...planning.data.profile import Profile
 from ...planning.measure.codecs import measure_codecs
 from ...planning.measure.links import all_reduce_s, measure_cluster, measure_hosts, shared_cores
 from ...planning.measure.living import LayerWatch
-from ..step.engine import Engine
-from ..step.telling import figures_of_all, news
+from ..step.engine import Engine, figures_of_all, news
 
 VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")
 MESSAGE_S = 0.04

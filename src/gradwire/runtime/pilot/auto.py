@@ -30,7 +30,7 @@ from ...planning.judgement import MOST_ERROR, stricter
 from ...planning.measure.beside import median_pace
 from ...planning.measure.living import LayerWatch
 from ..controls import Controls, Flight, Pilot
-from ..step.telling import figures_of_all, told_meanwhile
+from ..step.engine import figures_of_all, told_meanwhile
 from . import _measuring as measuring
 from ._decisions import (
     GAIN,

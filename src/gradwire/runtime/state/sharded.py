@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import InvalidSetting, invalid
 from ..grid.dtensors import is_dtensor, shard_of
-from ..step.reals import as_reals
+from ..step.messages import as_reals
 from ..step.wire import Group
 from .checkpoint import Origin, parted
 from .plain import packed, read_packed, values_of_all

@@ -18,15 +18,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...contract.trace.span import Span
 from ...contract.travel import members
-from ...contract.verbs import Among, Steps
+from ...contract.verbs import AllGather, Among, Communication, Compute, Steps, Verb
 from ...errors import ExitCode, InvalidSetting, RankFailed
 from ..device.streams import SideStream
 from ..failure.blame import IN_ATTACH, blamed, failure_of, first_line, silence
@@ -34,20 +35,30 @@ from ..failure.forks import watch
 from ..failure.membership import ALONE, STORE_PATIENCE, Membership
 from ..failure.pulse import Alarm, Place, Pulse, Sign, said
 from ..failure.sweeping import give_memory_back, leave_later
-from .driver import AMONG_SHARDS, COMPUTE, COMPUTING, OFFLOAD, Driver
-from .lanes import Once, Task, TaskManager, is_foreign, wall_clock
-from .wire import Circle, Routes, broadcast_all, in_background, open_channels
+from .task_graph import Once, Over, Task, TaskManager, is_foreign, wall_clock
+from .wire import (
+    AMONG_SHARDS,
+    Circle,
+    NotedVerb,
+    Routes,
+    as_on_a_lane,
+    begin,
+    broadcast_all,
+    carry_directly,
+    carry_out,
+    in_background,
+    is_begun,
+    open_channels,
+)
 
+COMPUTE = "compute"
+"""The lane of every task that is no communication."""
+INLINE = "backward"
+"""The lane, in traces, of computations in the thread of the backward pass."""
+OFFLOAD = "offload"
+"""The lane of what the host encodes for a device; it has a thread where a plan has such tensors."""
+COMPUTING = (COMPUTE, INLINE, OFFLOAD)
 _JOIN_S = 10.0  # for what has begun: an encode ends within them, what waits for peers may not
-
-
-@dataclass
-class StepCounters:
-    """The costs of one step on this rank: bytes sent and seconds of each kind of lane."""
-
-    sent_bytes: int = 0
-    compute_s: float = 0.0
-    communication_s: float = 0.0
 
 
 class Engine:
@@ -93,7 +104,6 @@ class Engine:
         self.num_calls = 0
         self.inline_s = 0.0
         """Seconds so far of tasks in the thread of the backward pass, which waited for them."""
-        self.counters = StepCounters()
         own, spare = ([COMPUTE, *lanes], [OFFLOAD]) if lanes else ([], [])
         self._manager = TaskManager(
             own, spare=spare, observe=self._observe, on_error=self._task_failed
@@ -159,7 +169,6 @@ class Engine:
     def begin_step(self, step: int, *, launched: int = 0) -> None:
         """Names the step that the next messages belong to, of which some may be ``launched``."""
         self._step = step
-        self.counters = StepCounters()
         self._show(launched)
 
     def launch(
@@ -174,6 +183,7 @@ class Engine:
         last_behind: Sequence[Task] = (),
         last_is_light: bool = False,
         is_news: bool = False,
+        is_inline: bool = False,
         side: SideStream | None = None,
     ) -> Task:
         """Starts the message of issue number ``index``; returns the task that is its end.
@@ -185,39 +195,36 @@ class Engine:
         ``last`` names work for the compute lane once the text has ended, the channel is free and
         ``last_behind`` are done; without it, the returned task's result is the value that the text
         returned. Where ``last_is_light``, no lane is woken up for it. ``is_news`` puts the message
-        on the channel that gradients do not take. ``side`` is the stream of the device that
-        computes the message, None where the host does.
+        on the channel that gradients do not take. Where it ``is_inline``, this thread does all
+        computations up to the first verb for the network, and their error is raised. ``side`` is
+        the stream of the device that computes the message, None where the host does.
         """
+        step, manager = self._step, self._manager
         lane = self.num_channels if is_news else self.routes.lane(index, self.credit)
-        text = self.routes.sealed(text, lane)
-        turn = self._turn(index, lane, after, is_news)
-        end = Task(name, lambda: None, step=self._step, message=index)
+        # Messages of gradients get their turns to use their channel in issue order.
+        before = [*after, self._tails[lane], None if is_news else self._last_turn]
+        turn = Task("turn", lambda: None, step=step, message=index)
+        manager.add(turn, [task for task in before if task is not None])
+        end = Task(name, lambda: None, step=step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
         self._tails[lane] = end
-        whose = self._manager, self.routes, text, index, lane, self._step, end
-        driver = Driver(*whose, [turn], side)
+        if not is_news:
+            self._last_turn = turn
+        inline = self.do_inline if is_inline else None
+        text = self.routes.sealed(text, lane)
+        driver = Driver(manager, self.routes, text, index, lane, step, end, [turn], side, inline)
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)
         whole = end
         if last is not None:
-            whole = driver.task(*last, COMPUTE, 0)
+            whole = driver.task(*last)
             whole.is_light = last_is_light
-            self._manager.add(whole, [end, *last_behind])
-        first = Task(name, lambda: driver.resume(None), step=self._step, message=index)
-        self._manager.add(first, behind)
+            manager.add(whole, [end, *last_behind])
+        first = Task(name, lambda: driver.resume(None), step=step, message=index)
+        manager.add(first, behind)
+        if is_inline:
+            self.check()
         return whole
-
-    def _turn(self, index: int, lane: int, after: Sequence[Task], is_news: bool) -> Task:
-        """A task that is done when the message may use its channel.
-
-        Messages of gradients get their turns in issue order.
-        """
-        before = [*after, self._tails[lane], None if is_news else self._last_turn]
-        turn = Task("turn", lambda: None, step=self._step, message=index)
-        if not is_news:
-            self._last_turn = turn
-        self._manager.add(turn, [task for task in before if task is not None])
-        return turn
 
     def begin(self, task: Task) -> Task:
         """Puts a task on its lane that waits for nothing."""
@@ -321,12 +328,7 @@ class Engine:
         self, ranks: tuple[int, ...], step: int, text: str, how: str, code: int = ExitCode.RANK_LOST
     ) -> BaseException:
         """Fails because of other ranks, tells all, and returns the error to raise."""
-        alarm = Alarm(ranks, step, text, code)
-        if self._pulse is not None:
-            alarm = self._pulse.raise_alarm(alarm)
-        self._fail(failure_of(alarm, self.rank, how))
-        assert self._failure is not None
-        return self._failure
+        return self._told(Alarm(ranks, step, text, code), how)
 
     def finish_and_close(self) -> None:
         """Waits for the messages that were launched, as peers need them, and closes.
@@ -375,12 +377,6 @@ class Engine:
 
     def _observe(self, task: Task, start_s: float, end_s: float) -> None:
         lane = task.lane if task.lane in COMPUTING else "communication"
-        with self._lock:
-            self.counters.sent_bytes += task.size_bytes
-            if lane != "communication":
-                self.counters.compute_s += end_s - start_s
-            else:
-                self.counters.communication_s += end_s - start_s
         done = task.name, start_s, end_s, task.size_bytes, task.step, task.message
         self._on_span(Span(self.rank, lane, *done))
 
@@ -407,9 +403,7 @@ class Engine:
         else:
             alarm = blamed(self._pulse, task.name, self._step, self.world)
             how = f"{task.name}: {first_line(error)}"
-        if self._failure is not None:
-            return  # Another rank's alarm was heard while this one was still listening.
-        self._fail(failure_of(self._pulse.raise_alarm(alarm), self.rank, how))
+        self._told(alarm, how)  # unless another rank's was heard while this one was listening
 
     def unreachable(self, name: str, error: BaseException, step: int = IN_ATTACH) -> BaseException:
         """The error to raise where ``name``, outside of messages, cannot reach other ranks."""
@@ -455,3 +449,168 @@ class Engine:
                 stack.callback(channel.abort)  # NCCL comes back by it; gloo when a peer closes.
             # The last is done first: before anybody sees the error.
             stack.callback(self.routes.last_verbs.write, self.rank, self.world, error, said(error))
+
+
+@dataclass(slots=True)
+class Driver:
+    """Puts the verbs of one text into the graph as tasks, and resumes it with their results.
+
+    ``lane`` is the number of its communication lane. ``turn`` holds the tasks that must be done
+    before the message may use its channel. ``side`` is the stream on which it is computed, where a
+    device does so.
+    """
+
+    manager: TaskManager
+    routes: Routes
+    text: Steps[Any]
+    index: int
+    lane: int
+    step: int
+    end: Task
+    turn: Sequence[Task]
+    side: SideStream | None = None
+    inline: Callable[[Task], Task] | None = None
+    _noted: NotedVerb | None = field(default=None, init=False)
+
+    def resume(self, value: Any) -> None:
+        """Sends the text its last verbs' results and puts its next verbs into the graph."""
+        if self._noted is not None:
+            self._noted.done_s, self._noted = wall_clock(), None
+        try:
+            with as_on_a_lane(self.side):  # this may be the thread of the backward pass
+                while True:
+                    asked = self.text.send(value)
+                    verbs = asked if isinstance(asked, tuple) else (asked,)
+                    computes = [verb for verb in verbs if isinstance(verb, Compute)]
+                    if self.inline is None or len(computes) < len(verbs):
+                        break
+                    # No tuple of a generator: a thread that walks through all objects while it
+                    # fills, as attach does, would break it (CPython's "bad argument").
+                    done = [self.inline(self.task(v.name, v.fn, INLINE)).result for v in computes]
+                    value = tuple(done) if isinstance(asked, tuple) else done[0]
+        except StopIteration as stop:
+            value = stop.value
+            self.end.fn = lambda: value
+            self.end.num_blockers = 0
+            self.manager.add(self.end, self._take_turn())
+            return
+        self.inline = None
+        tasks = [self.task(v.name, v.fn) if isinstance(v, Compute) else None for v in verbs]
+        network = [verb for verb in verbs if not isinstance(verb, Compute)]
+        # Verbs for the network that may run at once are one task, started together.
+        wire = [self._communication(network)] if network else []
+
+        def results() -> Any:
+            found = [None if task is None else task.result for task in tasks]
+            return tuple(found) if isinstance(asked, tuple) else found[0]
+
+        self._then(results, [task for task in tasks if task is not None], wire)
+
+    def _take_turn(self) -> Sequence[Task]:
+        """The tasks that the first use of the channel waits for; empty from the second use on."""
+        turn, self.turn = self.turn, ()
+        return turn
+
+    def _then(self, value: Callable[[], Any], computes: list[Task], wire: list[Task]) -> None:
+        resume = Task("resume", lambda: self.resume(value()), step=self.step, message=self.index)
+        # The resuming task must wait before any of the others can be done.
+        resume.num_blockers = len(computes) + len(wire)
+        for task in (*computes, *wire):
+            task.dependents.append(resume)
+        if not resume.num_blockers:
+            self.manager.add(resume)
+        for task in computes:
+            self.manager.add(task)
+        for task in wire:
+            self.manager.add(task, self._take_turn())
+
+    def _communication(self, verbs: Sequence[Communication]) -> Task:
+        """The task of verbs for the network, which may lie on a device.
+
+        The device's own channel carries ``direct`` ones out, and others pass through host memory.
+        """
+        routes, index, lane, side = self.routes, self.index, self.lane, self.side
+        routes.of(verbs, index, lane)  # raises where there are none
+        direct, others = ([], verbs) if side is None else routes.parted(verbs, lane)
+        seals = routes.seals(others, self.step)
+        beside = [one for one in seals.beside if one is not None] if seals else []
+        size_bytes = sum(routes.sent_bytes(verb) for verb in (*verbs, *beside))
+        name = "+".join(_name(verb) for verb in verbs)
+        noted = self._noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
+        staged = ready = None
+        if side is not None:
+            ranks = [routes.circles[verb.among].rank for verb in others]
+            staged = side.staging.out(index, others, ranks, side.kind, side.stream)
+            ready = side.mark() if direct else None
+
+        # A task that is never done must not keep a channel open: it is looked up late.
+        def carry() -> None:
+            noted.started_s = wall_clock()
+            if side is not None and ready is not None:
+                with side.wired(ready):
+                    channels = [routes.circles[verb.among].direct for verb in direct]
+                    carry_directly(direct, channels, side.device)
+            if staged is not None:
+                staged.wait()
+            if others:
+                held = others if staged is None else staged.verbs
+                carry_out(held, routes.of(others, index, lane), seals)
+            if staged is not None:
+                staged.back()
+
+        def start(over: Over) -> None:
+            noted.started_s = wall_clock()
+            begin(verbs[0], routes.of(verbs, index, lane)[0], over, seals)
+
+        task = self.task(name, carry, routes.lanes[lane], size_bytes)
+        if staged is None and ready is None and is_begun(verbs):
+            task.begin = start
+        return task
+
+    def task(
+        self, name: str, fn: Callable[[], Any], lane: str = COMPUTE, size_bytes: int = 0
+    ) -> Task:
+        """A task of this message; tasks that are ready on a lane run in issue order."""
+        if self.side is not None and lane == COMPUTE:
+            fn = self.side.on(fn)
+        order = self.step, self.index
+        return Task(name, fn, lane, order, self.step, self.index, size_bytes)
+
+
+def _name(verb: Communication) -> str:
+    among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
+    return f"{type(verb).__name__}{among}"
+
+
+def single(verb: Verb) -> Steps[None]:
+    """The text of one verb."""
+    yield verb
+
+
+def news(engine: Engine, verb: Verb) -> None:
+    """Carries out one verb that has to wait for no gradients; all ranks call this alike."""
+    engine.wait([engine.launch(0, "news", single(verb), is_news=True)])
+
+
+def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
+    """Every rank's figures, in rank order."""
+    return told_meanwhile(engine, own)()
+
+
+def told_meanwhile(engine: Engine, own: Sequence[float]) -> Callable[[], list[list[float]]]:
+    """Has ranks tell each other their figures beside what follows.
+
+    The function returned waits until that is done, and returns all of them, in rank order.
+    """
+    if engine.world == 1:
+        return lambda: [list(own)]
+    own_R = torch.tensor(own, dtype=torch.float64, device="cpu")
+    all_WR = torch.zeros(engine.world * len(own), dtype=torch.float64, device="cpu")
+    end = engine.launch(0, "news", single(AllGather(all_WR, own_R)), is_news=True)
+
+    def rows() -> list[list[float]]:
+        engine.wait([end])
+        found: list[list[float]] = all_WR.view(engine.world, -1).tolist()
+        return found
+
+    return rows

@@ -19,7 +19,7 @@ from ...exchange.pair import Pair
 from ...planning.default_fusion import NamedParam, default_cap_bytes, fuse
 from ..failure.membership import Membership
 from ..settings import Settings, sparse_weights, tables
-from .driver import INLINE
+from .engine import INLINE
 from .messages import Message, ParamRange
 from .synchroniser import AnyMessage
 
@@ -117,10 +117,10 @@ def _message(
     ranges = [ParamRange.whole(*member) for member in members]
     # Elsewhere the copy to the host would hold up whoever launches the kernels of backward.
     is_here = all(param.device.type == "cpu" for _, param in members)
-    is_light = is_here and _is_light(exchange, who.world)
-    if len(members) == 1 or who.world == 1 or not _is_light(exchange, who.world):
+    is_light = _is_light(exchange, who.world)
+    if len(members) == 1 or who.world == 1 or not is_light:
         num_flags = 0  # a gradient that travels alone would be copied for them
-    lanes = dict.fromkeys(dict(members), INLINE) if is_light else {}
+    lanes = dict.fromkeys(dict(members), INLINE) if is_light and is_here else {}
     return Message(
         index, ranges, exchange, who.rank, who.world, lanes=lanes, turn=turn, num_flags=num_flags
     )

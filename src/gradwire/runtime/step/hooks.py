@@ -15,11 +15,10 @@ from torch.utils.checkpoint import CheckpointFunction
 from ...errors import RankFailed
 from ..grid.dtensors import put_grad, shard_of_grad
 from ..strangers import Strangers
-from .arrivals import Arrivals
 from .hooked import untraced
-from .lanes import wall_clock
+from .messages import grad_as_reals
 from .progress import Progress
-from .reals import grad_as_reals
+from .task_graph import wall_clock
 
 if TYPE_CHECKING:
     from ..overlap.overlap import Overlap
@@ -36,7 +35,7 @@ class Shrinks(Protocol):
 class ModuleHooks:
     """Hands one plain module's gradients to the synchroniser, and ends its backward passes.
 
-    A backward pass ends by a wait for its means (``arrivals``), or is left to ``overlap``. Then
+    A backward pass ends by a wait for its means, or is left to ``overlap``. Then
     ``on_end`` is called, still inside backward(). ``on_begin`` is called before a step is opened.
     While ``is_paused``, or while the model's ``require_backward_grad_sync`` is False, gradients
     accumulate on this rank and are not exchanged.
@@ -46,12 +45,11 @@ class ModuleHooks:
         self,
         progress: Progress,
         params: Sequence[tuple[str, Tensor]],
-        arrivals: Arrivals,
         overlap: Overlap | None,
         strangers: Strangers,
     ) -> None:
         self._progress, self._synchroniser = progress, progress.synchroniser
-        self._arrivals, self.overlap, self._strangers = arrivals, overlap, strangers
+        self.overlap, self._strangers = overlap, strangers
         self.params = dict(params)
         self.on_begin: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
@@ -67,7 +65,7 @@ class ModuleHooks:
 
     def trains(self, does: bool) -> None:
         """Notes whether this rank steps its parameters."""
-        self._synchroniser.trains(does)
+        self._synchroniser.check.trains = does
 
     def remove(self) -> None:
         """Hands in no further gradient."""
@@ -93,7 +91,8 @@ class ModuleHooks:
             return
         self._synchroniser.engine.refuse_copy()
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
-            self._begin_overlap(name)
+            if self.overlap is not None:
+                self.overlap.take(name)
             self._synchroniser.look(self._progress.step)  # what accumulates is this rank's own
             return
         try:
@@ -112,20 +111,16 @@ class ModuleHooks:
             raise failure
         self.shrinking.failed(failure)
 
-    def _begin_overlap(self, name: str) -> None:
-        if self.overlap is not None:
-            self.overlap.begin_backward()
-            self.overlap.check(name)
-
     def _begin_backward(self, name: str) -> None:
         """Opens a step, if this is the first gradient of a backward pass."""
-        self._begin_overlap(name)
+        if self.overlap is not None:
+            self.overlap.take(name)
         synchroniser = self._synchroniser
         if synchroniser.open and (name in synchroniser.grads or self._progress.backward() is None):
             synchroniser.abandon(name, is_retry=self._is_retry(name))
         if not synchroniser.open:
             self._open_step()
-            self._queue_end()
+            self._progress.queue_end(self._end_backward, behind_others=self.ends_behind_others)
 
     def _is_retry(self, name: str) -> bool:
         """Whether an earlier backward pass raised, and the loop has let go of its gradients since.
@@ -160,18 +155,6 @@ class ModuleHooks:
             self._failed(failure)
         end()
 
-    def _queue_end(self) -> None:
-        """Has autograd call back when this backward pass has ended, still inside backward().
-
-        Autograd drops the callback if the backward pass raises; so the next one notices that.
-        """
-
-        engine = torch.autograd.Variable._execution_engine
-        end = self._progress.ending(self._end_backward)
-        engine.queue_callback(
-            (lambda: engine.queue_callback(end)) if self.ends_behind_others else end
-        )
-
     def _refuse_wrong_step(self) -> None:
         """Refuses a backward pass that must not begin a step, before anything is launched.
 
@@ -196,15 +179,17 @@ class ModuleHooks:
         A sparse gradient is made dense if its module did not announce one. A gradient that is cut
         into flat ranges is made contiguous.
         """
-        synchroniser, grad = self._synchroniser, shard_of_grad(param)
-        if grad is not None and grad.is_sparse and not synchroniser.is_sparse(name):
+        synchroniser, grad = self._synchroniser, param.grad
+        if grad is not None and grad.__class__ is not Tensor:
+            grad = shard_of_grad(param)
+        if grad is not None and grad.is_sparse and name not in synchroniser.row_sparse:
             grad = param.grad = grad.to_dense()
         if grad is not None and grad.is_complex():
-            reals = grad_as_reals(grad, synchroniser.shape(name))
+            reals = grad_as_reals(grad, synchroniser.params[name].shape)
             if reals.data_ptr() != grad.data_ptr():
                 put_grad(param, reals)
             grad = reals
-        if grad is not None and synchroniser.is_cut(name) and not grad.is_contiguous():
+        if grad is not None and name in synchroniser.cut and not grad.is_contiguous():
             put_grad(param, grad := grad.contiguous())
         return grad
 
@@ -236,7 +221,7 @@ class ModuleHooks:
         synchroniser.close()
         self._progress.mark_backward(wall_clock())
         if self.overlap is None:
-            self._arrivals.finish()
+            self._progress.finish()
         else:
             self.overlap.defer({name: param.grad for name, param in self.params.items()})
         if self.on_end is not None:

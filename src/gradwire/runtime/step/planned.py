@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from torch import Tensor
+from typing import Any
 
 from ...contract import Exchange
 from ...contract.collective import Collective
@@ -19,7 +18,7 @@ from ...planning.default_fusion import NamedParam
 from ...planning.exchanges import exchanges_of, refuse_cuts, refuse_encodes
 from ..device.devices import HOST, home_of
 from ..failure.membership import Membership
-from .driver import COMPUTE, INLINE, OFFLOAD
+from .engine import COMPUTE, INLINE, OFFLOAD
 from .messages import Message, ParamRange
 from .sparse_message import SparseMessage
 from .synchroniser import AnyMessage
@@ -84,16 +83,11 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
     message of its own, without loss and through a collective that carries rows, as in plans of the
     planner zen.
     """
+    dtypes: list[Any] = [str(param.dtype).removeprefix("torch.") for _, param in params]
     try:
         tensors = tuple(
-            ProfiledTensor.model_validate(
-                {
-                    "name": name,
-                    "shape": tuple(param.shape),
-                    "dtype": str(param.dtype).removeprefix("torch."),
-                }
-            )
-            for name, param in params
+            ProfiledTensor(name=name, shape=tuple(param.shape), dtype=dtype)
+            for (name, param), dtype in zip(params, dtypes, strict=True)
         )
     except ValueError as error:
         raise InvalidSetting(f"no plan can carry this model: {error}") from None
@@ -101,13 +95,15 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
     check(plan, Profile(model=plan.model, source="attached", batch_size=1, layers=(layer,)))
     refuse_cuts(plan, {name: param.numel() for name, param in params})
     refuse_encodes(plan, {tensor.name: tensor for tensor in tensors})
-    _refuse_cut_strides(plan, dict(params))
-    _refuse_other_rows(plan, params, sparse)
-
-
-def _refuse_other_rows(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:
     exchanges, of = exchanges_of(plan), dict(params)
     for number, message in enumerate(plan.messages):
+        for chunk in message.chunks:
+            param = of[chunk.tensor]
+            if chunk.numel < param.numel() and not param.is_contiguous():
+                raise InvalidSetting(
+                    f"message {number} cuts {chunk.tensor}, whose elements do not lie in order in "
+                    f"memory (strides {param.stride()}); make it contiguous, or plan it whole"
+                )
         rows = [c.tensor for c in message.chunks if id(of[c.tensor]) in sparse]
         if not rows:
             continue
@@ -122,14 +118,3 @@ def _refuse_other_rows(plan: Plan, params: Sequence[NamedParam], sparse: set[int
                 "gradients are row-sparse; plan with zen and a profile with sparsity, build its "
                 "embedding with sparse=False, or attach an exchange instead of a plan"
             )
-
-
-def _refuse_cut_strides(plan: Plan, params: dict[str, Tensor]) -> None:
-    for number, message in enumerate(plan.messages):
-        for chunk in message.chunks:
-            param = params[chunk.tensor]
-            if chunk.numel < param.numel() and not param.is_contiguous():
-                raise InvalidSetting(
-                    f"message {number} cuts {chunk.tensor}, whose elements do not lie in order in "
-                    f"memory (strides {param.stride()}); make it contiguous, or plan it whole"
-                )

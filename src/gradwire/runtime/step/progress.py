@@ -5,51 +5,45 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch.amp import GradScaler
 
 from ...contract.trace.span import Span
 from ...exchange.error_feedback import choose_together
-from .accounting import density_of_step, outgrown
+from ...planning.default_fusion import NamedParam
+from ..grid.dtensors import put_grad
 from .engine import Engine
-from .lanes import wall_clock
-from .messages import Message
-from .recorder import Recorder
-from .scaling import scale_of
+from .figures import Log, Recorder, density_of_step, outgrown
+from .messages import Message, scale_of
 from .synchroniser import Synchroniser
+from .task_graph import wall_clock
 
 if TYPE_CHECKING:
     from ..elastic.heal import Healing
     from ..elastic.rejoin import Newcomer
     from ..failure.guard import Guard
-    from .log import Log
 
 _log = logging.getLogger("gradwire")
 _FIRST_LOOK = 64
-
-
-def _looks_after(num_steps: int) -> bool:
-    """Whether residuals are compared with gradients: after 64 steps, 128, 256 and so on.
-
-    Before 64 steps residuals may still be filling up. Such rare looks cost next to nothing.
-    """
-    return num_steps >= _FIRST_LOOK and num_steps.bit_count() == 1
 
 
 class Progress:
     """The steps of one attached model on this rank.
 
     ``step`` is the number of exchanged backward passes so far. Hooks call ``begin_step`` at the
-    first gradient of a backward pass, ``mark_backward`` at its end and ``end_step`` once all its
-    means are there.
+    first gradient of a backward pass and ``mark_backward`` at its end. Those of a plain module then
+    call ``finish``, which puts the means into the gradients of ``params``, and other hooks
+    ``end_step`` once all means are there.
     """
 
     def __init__(
         self,
         synchroniser: Synchroniser,
         recorder: Recorder,
+        params: Sequence[NamedParam],
         scaler: GradScaler | None = None,
         guard: Guard | None = None,
     ) -> None:
@@ -59,7 +53,7 @@ class Progress:
         """This rank's way into the run; None if it was there from the start."""
         self.log: Log | None = None
         self.synchroniser, self.recorder = synchroniser, recorder
-        self._scaler = scaler
+        self._params, self._scaler = dict(params), scaler
         self._in_step: list[Message] = []
         self.num_fragments = 1
         """The steps in which every parameter is exchanged once: more where fragments take turns."""
@@ -94,6 +88,15 @@ class Progress:
         mine.append(self.backward)
         return ended
 
+    def queue_end(self, end: Callable[[], None], *, behind_others: bool = False) -> None:
+        """Has autograd call ``end`` when this backward pass has ended, still inside backward().
+
+        Autograd drops the callback if the pass raises, which the next one notices. It comes
+        ``behind_others`` that are queued at the end, as FSDP's are.
+        """
+        queue, ended = torch.autograd.Variable._execution_engine.queue_callback, self.ending(end)
+        queue((lambda: queue(ended)) if behind_others else ended)
+
     @property
     def _engine(self) -> Engine:
         return self.synchroniser.engine
@@ -127,7 +130,12 @@ class Progress:
         self._in_step = []
 
     def _looks(self) -> bool:
-        return _looks_after(self.step // self.num_fragments + 1)
+        """Whether residuals are compared with gradients: after 64 steps, 128, 256 and so on.
+
+        Before 64 steps residuals may still be filling up. Such rare looks cost next to nothing.
+        """
+        num_steps = self.step // self.num_fragments + 1
+        return num_steps >= _FIRST_LOOK and num_steps.bit_count() == 1
 
     def _logs(self) -> bool:
         return self.log is not None and self.log.is_due(self.step)
@@ -150,17 +158,22 @@ class Progress:
     def _note(self, lane: str, start_s: float, end_s: float, step: int) -> None:
         self.recorder.add(Span(self._engine.rank, lane, lane, start_s, end_s, step=step))
 
-    def end_step(self) -> None:
-        """Closes a step whose means have all arrived."""
-        counters, now_s = self._engine.counters, wall_clock()
+    def end_step(self, sent_bytes: int | None = None) -> None:
+        """Closes a step whose means have all arrived.
+
+        ``sent_bytes`` are those of a step that was left to others.
+        """
+        costs, now_s = dict(self.recorder.costs(self.step)), wall_clock()
+        if sent_bytes is not None:
+            costs["wire_bytes"] = sent_bytes
         density = density_of_step(
             self._in_step,
             rank=self._engine.rank,
             step=self.step,
             end_s=now_s,
-            sent_bytes=counters.sent_bytes,
+            sent_bytes=int(costs["wire_bytes"]),
         )
-        self.recorder.end_step(counters, now_s, density)
+        self.recorder.end_step(costs, now_s, density)
         choose_together((message.exchange, message.state) for message in self._in_step)
         if self.guard is not None:
             self.guard.end(self.step, self._in_step, self._engine.rank)
@@ -187,6 +200,39 @@ class Progress:
                 factor,
                 len(found),
             )
+
+    def arrived(self, name: str) -> bool:
+        """Whether the mean of a parameter is complete; does not block."""
+        return self.synchroniser.arrived(name)
+
+    def wait(self, names: Sequence[str]) -> None:
+        """Blocks until the means of ``names`` are there; raises ``RankFailed``."""
+        start_s = wall_clock()
+        self.synchroniser.wait(names)
+        self.mark_wait(start_s, wall_clock())
+
+    def follow(self, names: Sequence[str]) -> None:
+        """Has the device's current stream wait for means that have arrived; does not block."""
+        self.synchroniser.follow(names)
+
+    def finish(self) -> None:
+        """Waits for the whole step, and puts the means where the training loop looks for them."""
+        if self.synchroniser.open:
+            start_s = wall_clock()
+            self._put(self.synchroniser.finish(), start_s)
+
+    def put_means(self) -> None:
+        """Ends a step whose means are all here, though its engine has failed."""
+        self._put(self.synchroniser.settled(), wall_clock())
+
+    def _put(self, arrived: set[str], start_s: float) -> None:
+        synchroniser = self.synchroniser
+        for name in arrived:
+            put_grad(self._params[name], synchroniser.mean(name))
+        for name in synchroniser.row_sparse - arrived:
+            self._params[name].grad = synchroniser.grads[name]
+        self.mark_wait(start_s, wall_clock())
+        self.end_step()
 
     def give_up(self, text: str) -> BaseException:
         """Fails on behalf of this rank in the step that is next to end; see `Engine.give_up`."""

@@ -15,20 +15,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ...contract.state import leaves
 from ...contract.verbs import AllReduce, Steps
-from ..device.streams import Streams
+from ..device.devices import HOST
+from ..device.streams import Copying, Offload, SideStream, StepMarks, Streams
 from ..failure.integrity import Check
-from .encoding import begun, encode_ahead
-from .engine import Engine
-from .lanes import Task
-from .marks import StepMarks
+from .engine import INLINE, OFFLOAD, Engine, single
 from .messages import Grads, Message
+from .task_graph import Task
+from .wire import as_on_a_lane
 
 if TYPE_CHECKING:
     from ..failure.commit import Commit
@@ -58,29 +59,34 @@ class Synchroniser:
         check: Check | None = None,
     ) -> None:
         self.engine = engine
-        self.check = check
+        self.check = check or Check(None, lambda names: [])
         self.streams = Streams()
-        self._params, self.names = params, list(params)
+        self.params, self.names = params, list(params)
         self._lock = threading.Lock()
         # Under DDP, which hands in zeros for a gradient that is None, nobody counts: all are used.
         self._used = torch.ones(len(self.names), dtype=torch.int32, device="cpu")
         self.open = False
         self.commit: Commit | None = None
         """Steps count on all ranks or on none by it; None where a failure ends the run."""
-        self._committing: list[Task] = []
-        self._step = 0
         self._scale = 1.0
         self.replace(messages)
+        self._clear(0)
+
+    def _clear(self, step: int) -> None:
+        """Forgets the step before; ``step`` is the next one."""
+        self._step = step
         self.grads: Grads = {}
-        self._marks = StepMarks(self.streams)
+        self._marks: StepMarks | None = None
         self._shared: set[str] = set()
-        self._backward_over = Task("backward over", lambda: None)
-        self._missing: list[int] = []
-        self._num_left: dict[str, int] = {}
+        self._backward_over = Task("backward over", lambda: None, step=step)
+        self._missing = [len(message.names) for message in self.messages]
+        self._num_left = {name: len(messages) for name, messages in self._messages_of.items()}
         self._queue = self.messages
         self._ends: dict[int, Task] = {}
         self._ahead: dict[int, list[Task]] = {}
         self._news: list[Task] = []
+        self._committing: list[Task] = []
+        self._num_compared = 0
 
     def replace(self, messages: Sequence[AnyMessage]) -> None:
         """Has other messages carry the same parameters, from the next step on."""
@@ -97,14 +103,18 @@ class Synchroniser:
         self._told_F = told[-1] if told else self._used
         """The sum of all ranks' flags: above 0 for each parameter that one of them used."""
         slots = [slot for message in self.flat_messages for slot in message.slots]
-        self._cut = {slot.name for slot in slots if not slot.is_whole}
+        self.cut = {slot.name for slot in slots if not slot.is_whole}
+        """The parameters of which ranges of the flat gradient travel apart."""
+        rows = [m for m in self.messages if not isinstance(m, Message)]
+        self.row_sparse = {name for message in rows for name in message.names}
+        """The parameters whose modules announce row-sparse gradients."""
         for message in self.flat_messages:
-            message.scale = self._scale
+            message.take_scale(self._scale)
 
     def go_on(self, engine: Engine, messages: Sequence[AnyMessage], commit: Commit) -> None:
         """Goes on among other ranks, with messages for these; what is open is dropped."""
         self.engine, self.commit, self.open = engine, commit, False
-        self.forget_look()
+        self.check.forget()
         self.replace(messages)
 
     def begin(
@@ -122,26 +132,17 @@ class Synchroniser:
         """
         self.engine.check()
         self.engine.begin_step(step)
-        self._step = step
         if scale != self._scale:
             self._scale = scale
             for message in self.flat_messages:
-                message.scale = scale
-        self.grads = {}
-        self._marks = StepMarks(self.streams)
-        self.streams.lead()  # a message without gradients of this rank is behind no mark
-        self._queue = self.messages if names is None else self.of(names)
-        self._shared = set()
-        self._backward_over = Task("backward over", lambda: None, step=step)
-        self._missing = [len(m.names) for m in self.messages]
-        self._num_left = {name: len(messages) for name, messages in self._messages_of.items()}
-        self._ends = {}
-        self._ahead = {}
-        self._news, self._committing = [], []
-        self._num_compared = 0
-        turn = step if turn is None else turn
-        self.look(turn, names)
-        if self.check is not None and (text := self.check.text(self.engine.world, step, turn)):
+                message.take_scale(scale)
+        self._clear(step)
+        if self.streams.sides:
+            self.streams.lead()  # a message without gradients of this rank is behind no mark
+        if names is not None:
+            self._queue = self.of(names)
+        turn, world = step if turn is None else turn, self.engine.world
+        if self.look(turn, names) and (text := self.check.text(world, step, turn)):
             index = len(self.messages) + 1
             self._news.append(self.engine.launch(index, "digests", text, is_news=True))
             self._num_compared = 1
@@ -149,20 +150,16 @@ class Synchroniser:
             self.commit.begin(self.flat_messages)
         self.open = True
 
-    def forget_look(self) -> None:
-        """Drops what was noted for a step that is not made, as state is loaded or ranks change."""
-        if self.check is not None:
-            self.check.forget()
+    def look(self, turn: int, names: Collection[str] | None = None) -> bool:
+        """Notes what ranks must hold alike as the backward passes of a step begin; see `Check`.
 
-    def trains(self, does: bool) -> None:
-        """Notes whether this rank steps its parameters; see `Check`."""
-        if self.check is not None:
-            self.check.trains = does
-
-    def look(self, turn: int, names: Collection[str] | None = None) -> None:
-        """Notes what ranks must hold alike as the backward passes of a step begin; see `Check`."""
-        if self.check is not None and self.engine.world > 1:
-            self.check.look(turn, names)
+        Returns whether they compare it in this step, which follows from ``turn`` alone.
+        """
+        every = self.check.every
+        if self.engine.world == 1 or every is None or (turn + 1) % every:
+            return False
+        self.check.look(turn, names)
+        return True
 
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
         """Hands in one gradient (None counts as zero) and launches messages that are complete.
@@ -177,7 +174,9 @@ class Synchroniser:
             self.grads[name] = grad
             if is_shared:
                 self._shared.add(name)
-            if grad is not None:
+            if grad is not None and not grad.is_cpu:
+                if self._marks is None:
+                    self._marks = StepMarks(self.streams)
                 self._marks.ready(name, grad)
             for message in self._messages_of[name]:
                 self._missing[message.index] -= 1
@@ -189,62 +188,104 @@ class Synchroniser:
                     break
                 self._ends[message.index] = self._launch(message)
 
+    def _side(self, message: AnyMessage) -> SideStream | None:
+        """The stream that a message is computed on; None where the host does."""
+        return None if message.device == HOST else self.streams.side(message.device)
+
+    def _copying(self, names: Sequence[str], side: SideStream | None, **counted: Any) -> Copying:
+        marks = self._marks
+        return nullcontext if marks is None else marks.copying(names, side, **counted)
+
     def _encode_ahead(self, message: Message, name: str) -> None:
-        """Has one tensor encoded where the plan says, before its message is launched."""
-        side = self.streams.side(message.device)
-        numel_bytes = self.numel(name) * message.spec.dtype.itemsize
-        copying = self._marks.copying([name], side, to_host_bytes=numel_bytes)
-        own = self.engine, self._step, message, name, self.grads
-        task = encode_ahead(*own, copying, side)
-        self._ahead.setdefault(message.index, []).append(task)
+        """Has one tensor encoded where the plan says, before its message is launched.
+
+        ``PlannedMessage.inline`` are encoded here and now, by the thread of the backward pass, as
+        papers do that compare with it. ``PlannedMessage.early`` are encoded on the compute lane or,
+        where gradients lie on a device, by the host: on a lane of its own, from pinned memory.
+        """
+        engine, step, index, lane = self.engine, self._step, message.index, message.lanes[name]
+        side, grads = self._side(message), self.grads
+        numel_bytes = self.params[name].numel() * message.spec.dtype.itemsize
+        copying = self._copying([name], side, to_host_bytes=numel_bytes)
+
+        def task(what: str, work: Callable[[], None], lane: str) -> Task:
+            return Task(f"{what} {name}", work, lane, (step, index), step, index)
+
+        if lane == OFFLOAD:
+            assert side is not None, "only what lies on a device is offloaded"
+            way = Offload(message.encode_on_host(name, grads, copying), index, name, side)
+            with as_on_a_lane():
+                engine.do_inline(task("copy", way.leave, INLINE))
+            made = task("encode", way.encode, lane)
+        else:
+            encode = partial(message.encode_ahead, name, grads, copying)
+            made = task("encode", encode if side is None else side.on(encode), lane)
+        if lane != INLINE:
+            engine.begin(made)
+        else:
+            with as_on_a_lane():
+                engine.do_inline(made)
+        self._ahead.setdefault(index, []).append(made)
 
     def _launch(self, message: AnyMessage) -> Task:
-        # All of this step, even if it is abandoned.
-        grads, num_left, marks = self.grads, self._num_left, self._marks
-        names, side, size_bytes = message.names, self.streams.side(message.device), 0
-        if isinstance(message, Message):
-            size_bytes = message.spec.size_bytes
-            if message.flags_F is not None:
-                with nullcontext() if side is None else side.use():
-                    self._write_flags(message.flags_F)
-        copying = self._marks.copying(names, side, to_host_bytes=size_bytes)
-        scattering = self._marks.copying(names, side, to_device_bytes=size_bytes)
-        if not isinstance(message, Message):  # of rows
-            scattering = self._marks.copying(names, side, allocates=True)
+        names, side = message.names, self._side(message)
+        if side is not None and self._marks is None:
+            self._marks = StepMarks(self.streams)
+        flat = message if isinstance(message, Message) else None
+        if flat is not None and flat.flags_F is not None:
+            with nullcontext() if side is None else side.use():
+                self._write_flags(flat.flags_F)
         is_shared = not self._shared.isdisjoint(names)
-
-        def end() -> None:
-            marks.end(message.index, side)
-            if isinstance(message, Message):
-                _let_go(names, grads, num_left)
-
-        def scatter() -> None:
-            message.scatter(grads, scattering)
-            end()
-
-        def borrowed(text: Steps[None]) -> Steps[None]:
-            yield from text
-            end()
-
-        last: tuple[str, Callable[[], None]] | None = ("scatter", scatter)
-        text: Steps[None] = message.text(grads, copying)
-        if isinstance(message, Message) and not is_shared and message.can_borrow(grads):
-            text, last = borrowed(message.text(grads, copying, borrows=True)), None
-        if isinstance(message, Message) and self.commit is not None:
-            text = self.commit.keeping(message, text)
-        if isinstance(message, Message) and message.is_inline:
-            text = begun(self.engine, self._step, message.index, text, side)
+        text, scatter = self._exchange(message, side, is_shared=is_shared)
+        if flat is not None and self.commit is not None:
+            text = self.commit.keeping(flat, text)
         return self.engine.launch(
             message.index,
             f"message {message.index}",
             text,
             behind=self._ahead.pop(message.index, ()),
             after=[self._ends[i] for i in message.after],
-            last=last,
+            last=None if scatter is None else ("scatter", scatter),
             last_behind=[self._backward_over] if is_shared else (),
-            last_is_light=isinstance(message, Message) and (side is not None or not self._marks),
+            last_is_light=flat is not None and (side is not None or self._marks is None),
+            is_inline=flat is not None and flat.is_inline,
             side=side,
         )
+
+    def _exchange(
+        self, message: AnyMessage, side: SideStream | None, *, is_shared: bool
+    ) -> tuple[Steps[None], Callable[[], None] | None]:
+        """A message's text, and what writes its mean back; None where its text does that."""
+        # All of this step, even if it is abandoned.
+        grads, num_left, marks = self.grads, self._num_left, self._marks
+        names, flat = message.names, message if isinstance(message, Message) else None
+        size_bytes = 0 if flat is None else flat.spec.size_bytes
+        copying = self._copying(names, side, to_host_bytes=size_bytes)
+
+        def end() -> None:
+            if side is not None and marks is not None:
+                marks.end(message.index, side)
+            for name in names if flat is not None else ():  # gradients that have their means
+                num_left[name] -= 1
+                if not num_left[name] and grads[name] is not None:
+                    grads[name] = _LET_GO
+
+        def borrowed(text: Steps[None]) -> Steps[None]:
+            yield from text
+            end()
+
+        if flat is not None and not is_shared and flat.can_borrow(grads):
+            return borrowed(flat.text(grads, copying, borrows=True)), None
+        if flat is not None:
+            scattering = self._copying(names, side, to_device_bytes=size_bytes)
+        else:
+            scattering = self._copying(names, side, allocates=True)
+
+        def scatter() -> None:
+            message.scatter(grads, scattering)
+            end()
+
+        return message.text(grads, copying), scatter
 
     def abandon(self, name: str, *, is_retry: bool = False) -> None:
         """Gives up a step whose backward pass did not end.
@@ -261,8 +302,7 @@ class Synchroniser:
             for absent in self.names:
                 self.ready(absent, None)
             self.close()
-            self.engine.wait(self.all_ends())
-            self._marks.follow()
+            self._wait_for_all()
             if self.commit is not None:
                 self.commit.undo()
             self.open = False
@@ -276,8 +316,7 @@ class Synchroniser:
                 "keeps no residuals, or attach was given on_failure='shrink'"
             )
         self.engine.begin(self._backward_over)
-        self.engine.wait(self.all_ends())
-        self._marks.follow()
+        self._wait_for_all()
         self.open = False
 
     @property
@@ -322,28 +361,12 @@ class Synchroniser:
 
     def follow(self, names: Sequence[str]) -> None:
         """Has the device's current stream wait for means that have ``arrived``."""
-        if self._marks:
+        if self._marks is not None:
             self._marks.follow(self.ends_of(names))
-
-    def is_sparse(self, name: str) -> bool:
-        """Whether a parameter's module announces row-sparse gradients."""
-        return not all(isinstance(message, Message) for message in self._messages_of[name])
-
-    def is_cut(self, name: str) -> bool:
-        """Whether ranges of a parameter's flat gradient travel apart."""
-        return name in self._cut
-
-    def numel(self, name: str) -> int:
-        """Elements of a parameter."""
-        return self._params[name].numel()
-
-    def shape(self, name: str) -> torch.Size:
-        """The shape in which a parameter travels."""
-        return self._params[name].shape
 
     def mean(self, name: str) -> Tensor:
         """A new tensor with the mean of a parameter for which this rank handed in None."""
-        param = self._params[name]
+        param = self.params[name]
         mean = torch.empty(param.shape, dtype=param.dtype, device=param.device)
         for message in self._messages_of[name]:
             if not isinstance(message, Message):
@@ -356,22 +379,19 @@ class Synchroniser:
 
         The count travels while the last messages are on their way, if none of them carries it.
         """
-        self._marks.close()
+        if self._marks is not None:
+            self._marks.close()
         self.engine.begin(self._backward_over)
         if self._told_F is self._used:
             self._write_flags(self._used)
             if self.engine.world > 1:
-                text = _sum_flags(self._used)
-                end = self.engine.launch(len(self.messages), "presence", text, is_news=True)
-                self._news.append(end)
+                index, text = len(self.messages), single(AllReduce(self._used))
+                self._news.append(self.engine.launch(index, "presence", text, is_news=True))
         if self.commit is not None and self.engine.world > 1:
-            text, ends = (
-                self.commit.text(self._step + 1, self.flat_messages, self.streams),
-                self.all_ends(),
-            )
-            index = len(self.messages) + 2
-            commit = self.engine.launch(index, "commit", text, behind=ends, is_news=True)
-            self._committing = [commit]
+            text = self.commit.text(self._step + 1, self.flat_messages, self.streams)
+            index, ends = len(self.messages) + 2, self.all_ends()
+            end = self.engine.launch(index, "commit", text, behind=ends, is_news=True)
+            self._committing = [end]
 
     @property
     def is_whole(self) -> bool:
@@ -398,9 +418,16 @@ class Synchroniser:
         self.engine.wait(self.all_ends())
         return self.settled()
 
+    def _wait_for_all(self) -> None:
+        """Waits for what was launched of a step that is given up."""
+        self.engine.wait(self.all_ends())
+        if self._marks is not None:
+            self._marks.follow()
+
     def settled(self) -> set[str]:
         """Closes a step whose means are all here; returns as ``finish``."""
-        self._marks.follow()
+        if self._marks is not None:
+            self._marks.follow()
         self.open = False
         if self.commit is not None:
             self.commit.settle()
@@ -413,15 +440,3 @@ class Synchroniser:
                 if isinstance(message, Message):
                     message.take_back(name)
         return {name for name in absent if name not in unused}
-
-
-def _let_go(names: Sequence[str], grads: Grads, num_left: dict[str, int]) -> None:
-    """Drops gradients whose messages have all ended."""
-    for name in names:
-        num_left[name] -= 1
-        if not num_left[name] and grads[name] is not None:
-            grads[name] = _LET_GO
-
-
-def _sum_flags(flags: Tensor) -> Steps[None]:
-    yield AllReduce(flags)

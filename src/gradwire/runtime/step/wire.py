@@ -1,13 +1,25 @@
-"""Verbs on torch.distributed: the only place where a text's bytes meet a process group."""
+"""Verbs on torch.distributed: the only place where a text's bytes meet a process group.
+
+A rank notes what it did last on the network, and writes that to a file when its run fails. Where
+ranks of a job wait for each other, their records side by side say which verb one of them has
+launched, started or done, and another has not.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
+from ...contract.files import write_anew
 from ...contract.travel import sent_bytes
 from ...contract.verbs import (
     AllGather,
@@ -31,17 +44,23 @@ from ...contract.verbs import (
 from ...errors import InvalidSetting
 from ..device.devices import kind_of
 from ..device.streams import SideStream
-from .lanes import Once, Over
-from .last_verbs import LastVerbs
+from .task_graph import Once, Over, wall_clock
 
 if TYPE_CHECKING:
-    from ..failure.checksums import Position, Seals
+    from ..failure.checksums import Seals
 
 Group = Any
 """A torch.distributed process group."""
 Channel = Any
 """A process group of gradwire's own: of gloo, or of a device's own back end."""
 _NUM_TAGS = 2**31
+AMONG_SHARDS = f" among {Among.SHARDS.value}"
+"""The end of the name of a communication among shards."""
+NUM_VERBS = 64
+"""The verbs that a record holds."""
+FOLDER = "GRADWIRE_RECORDS"
+"""The environment variable with the folder for records; the system's temporary one without it."""
+_log = logging.getLogger("gradwire")
 
 
 def open_channels(
@@ -169,16 +188,64 @@ class Circle:
             direct.shutdown()
 
 
+@dataclass(slots=True)
+class NotedVerb:
+    """One verb for the network, or several that were started together.
+
+    ``sequence`` numbers a rank's verbs from 0. Times are seconds since the epoch on a clock that
+    all processes of a machine share; None is what has not happened yet.
+    """
+
+    sequence: int
+    step: int
+    message: int
+    name: str
+    size_bytes: int
+    launched_s: float
+    started_s: float | None = None
+    done_s: float | None = None
+
+
+class LastVerbs:
+    """The last ``NUM_VERBS`` verbs of one rank."""
+
+    def __init__(self) -> None:
+        self._verbs: deque[NotedVerb] = deque(maxlen=NUM_VERBS)
+        self._numbers = count()
+
+    def launch(self, step: int, message: int, name: str, size_bytes: int) -> NotedVerb:
+        """Notes a verb that waits for its channel from now on; returns it, to be filled in."""
+        verb = NotedVerb(next(self._numbers), step, message, name, size_bytes, wall_clock())
+        self._verbs.append(verb)
+        return verb
+
+    def write(self, rank: int, world: int, error: BaseException, text: str) -> Path | None:
+        """Writes the record and notes its path on the error, which says ``text``.
+
+        Returns the path, or None where there is nothing to write.
+        A folder that cannot be written to is logged, as the error itself matters more.
+        """
+        verbs = [asdict(verb) for verb in tuple(self._verbs)]
+        if not verbs:
+            return None
+        told = {"rank": rank, "world": world, "failed_s": wall_clock(), "error": text}
+        folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir())
+        path = folder / f"gradwire-record-{os.getpid()}-{id(self):x}-rank-{rank}.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_anew(path, json.dumps({**told, "verbs": verbs}, indent=1))
+        except OSError as failed:
+            _log.warning("the record of the last verbs cannot be written: %s", failed)
+            return None
+        error.add_note(f"the last verbs of rank {rank} stand in {path}")
+        return path
+
+
 class Routes:
     """The channels of one rank, by the ranks that they lead to; none where it is alone there."""
 
     def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
         self.lanes, self.checksums = lanes, checksums
-        self._checks: Any = None
-        if checksums:
-            from ..failure import checksums as checks
-
-            self._checks = checks
         self.circles: dict[Among, Circle] = {}
         self.last_verbs = LastVerbs()
 
@@ -222,29 +289,28 @@ class Routes:
 
     def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
         """The checksums that travel beside verbs from host memory; None where none do."""
-        if self._checks is None:
+        if not self.checksums:
             return None
-        places = [self._place(self.circles[verb.among]) for verb in verbs]
+        from ..failure.checksums import Seals
+
+        circles = [self.circles[verb.among] for verb in verbs]
         with as_on_a_lane():
-            made: Seals = self._checks.Seals(verbs, places, step)
-            return made
+            return Seals(verbs, [(one.rank, one.world, one.ranks) for one in circles], step)
 
     def sealed(self, text: Steps[Any], lane: int) -> Steps[Any]:
         """The text as it is carried out on a lane: payloads with checksums have one sender."""
+        if not self.checksums:
+            return text
+        from ..failure.checksums import Position, pairwise
 
         def place_of(verb: Communication) -> Position | None:
             circle = self.circles.get(verb.among)
             is_direct = circle is None or self.parted([verb], lane)[0]
-            return None if circle is None or is_direct else self._place(circle)
+            if circle is None or is_direct:
+                return None
+            return Position(circle.rank, circle.world, circle.ranks)
 
-        if self._checks is None:
-            return text
-        made: Steps[Any] = self._checks.pairwise(text, place_of)
-        return made
-
-    def _place(self, circle: Circle) -> Position:
-        place: Position = self._checks.Position(circle.rank, circle.world, circle.ranks)
-        return place
+        return pairwise(text, place_of)
 
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.runtime.step.lanes import Over, Task, TaskManager
+from gradwire.runtime.step.task_graph import Over, Task, TaskManager
 
 WAIT_S = 20.0
 

@@ -24,10 +24,9 @@ from ...errors import InvalidSetting
 from ..device.streams import SideStream
 from ..overlap.overlap import Overlap
 from ..step.hooked import Hooked
-from ..step.lanes import wall_clock
-from ..step.messages import Grads
+from ..step.messages import Grads, as_reals, grad_as_reals
 from ..step.progress import Progress
-from ..step.reals import as_reals, grad_as_reals
+from ..step.task_graph import wall_clock
 
 
 class _Slot:
@@ -45,7 +44,7 @@ _slots: WeakKeyDictionary[DistributedDataParallel, weakref.ref[_Slot]] = WeakKey
 """The slot of every DDP that was attached once, whose hook stays; copies of a DDP have none."""
 
 
-def register(
+def serve_hook(
     progress: Progress, ddp: DistributedDataParallel, params: list[tuple[str, Tensor]]
 ) -> DDPHooks:
     """Serves the communication hook of ``ddp`` until ``remove`` of what is returned is called.
@@ -172,13 +171,13 @@ class DDPHooks:
         self._tie()
         if is_last and _is_in_backward():
             # The first bucket may have come in the backward pass of a reentrant checkpoint's own.
-            self._queue_end()
+            self._progress.queue_end(self._end_backward)
         elif is_last and self.on_end is not None:
             self._end_backward()  # of the other ranks, as this one has joined
         return entry.future
 
     def _begin(self) -> None:
-        self._synchroniser.trains(_is_in_backward())  # not once its data have ended
+        self._synchroniser.check.trains = _is_in_backward()  # not once its data have ended
         self._progress.begin_step()
         self._over = threading.Event()
         self._has_ended = False
@@ -186,11 +185,7 @@ class DDPHooks:
         if _is_in_backward():
             # Runs before DDP's own end of backward, which can say of a failed future only that it
             # holds no tensor.
-            self._queue_end()
-
-    def _queue_end(self) -> None:
-        end = self._progress.ending(self._end_backward)
-        torch.autograd.Variable._execution_engine.queue_callback(end)
+            self._progress.queue_end(self._end_backward)
 
     def _end_backward(self) -> None:
         is_over = not self._synchroniser.open
@@ -234,6 +229,62 @@ class DDPHooks:
                 over.set()
 
         synchroniser.engine.when_done(synchroniser.all_ends(), end)
+
+
+class DDPInTurn:
+    """Hands a DDP model's gradients to messages or leaves them to DDP, from step to step.
+
+    No way to the mean of dense gradients is as fast as DDP's own (`reducer`). So its communication
+    hook is taken only when a plan comes. Reducers keep a hook, so behind a plan DDP gets a new one.
+    ``count`` counts the steps that are left to DDP, and calls what it is given at the end of each.
+    ``on_end`` is called when all means of a backward pass are in DDP's buckets, as by `DDPHooks`.
+    """
+
+    overlap: Overlap | None = None
+
+    def __init__(
+        self,
+        progress: Progress,
+        ddp: DistributedDataParallel,
+        params: list[tuple[str, Tensor]],
+        count: Callable[[Callable[[], None]], Callable[[], None]],
+    ) -> None:
+        self._progress, self._ddp, self._params, self._count = progress, ddp, params, count
+        self.on_end: Callable[[], None] | None = None
+        self._hooks: DDPHooks | None = None
+        self._stop_counting: Callable[[], None] | None = self._count(self._ended)
+        self._keep_reducer: Callable[[], None] = lambda: None
+
+    @property
+    def is_left_to_ddp(self) -> bool:
+        """Whether DDP's own reducer averages at present."""
+        return self._hooks is None
+
+    def use_messages(self, wanted: bool) -> None:
+        """Has the next steps averaged by messages, or by DDP; called between two steps."""
+        if wanted is not self.is_left_to_ddp:
+            return
+        self.remove()
+        if wanted:
+            self._hooks = serve_hook(self._progress, self._ddp, self._params)
+            self._hooks.on_end = self._ended
+        else:
+            self._keep_reducer = renew_reducer(self._ddp)
+            self._stop_counting = self._count(self._ended)
+
+    def remove(self) -> None:
+        """Leaves the model to DDP, and counts no more; its reducer stays for who attaches next."""
+        self._keep_reducer()
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
+        if self._stop_counting is not None:
+            self._stop_counting()
+            self._stop_counting = None
+
+    def _ended(self) -> None:
+        if self.on_end is not None:
+            self.on_end()
 
 
 def _gradients(bucket: Any) -> list[Tensor]:

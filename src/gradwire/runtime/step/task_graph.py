@@ -109,12 +109,13 @@ class TaskManager:
             self._promote(task)
         return task
 
-    def stop(self) -> None:
-        """Starts no further task and lets the threads end."""
+    def stop(self) -> bool:
+        """Starts no further task and lets the threads end; returns whether it was running."""
         with self._lock:
-            self._stopped = True
+            was_running, self._stopped = not self._stopped, True
             for condition in self._wake.values():
                 condition.notify_all()
+        return was_running
 
     def is_busy(self, lane: str) -> bool:
         """Whether a lane has a task in hand."""
@@ -253,11 +254,7 @@ class TaskManager:
         return True
 
     def _fail(self, task: Task, error: BaseException) -> None:
-        with self._lock:
-            first, self._stopped = not self._stopped, True
-            for condition in self._wake.values():
-                condition.notify_all()
-        if first:
+        if self.stop():  # else another task has failed before
             self._on_error(task, error)
 
     def _complete(self, task: Task) -> list[Task]:

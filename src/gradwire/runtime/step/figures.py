@@ -1,0 +1,367 @@
+"""Figures: what ``stats()``, ``trace()`` and ``log_to()`` tell of a run on this rank.
+
+The recorder keeps the spans of the last steps and running totals. After each step every message has
+a ``Member.selection``: how many elements it selected. The sums over messages give the step's
+densities. Nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...contract import Member, Selection, State
+from ...contract.bounds import check_whole
+from ...contract.scratch import passing_bytes
+from ...contract.state import leaves
+from ...contract.trace.density import StepDensity
+from ...contract.trace.span import Span, Trace
+from ...errors import InvalidSetting, invalid
+from ...exchange.error_feedback import residuals
+from ..device.staging import Staging
+from .engine import OFFLOAD
+from .messages import Message
+
+_log = logging.getLogger("gradwire")
+_PREFIX = "gradwire/"
+_TIMED = ("wire_bytes", "compute_s", "communication_s", "wait_s")
+_SELECTED = ("asked", "local", "actual")
+
+Totals = Mapping[str, float]
+"""Sums over one step, or over all so far, by name."""
+
+
+class Recorder:
+    """Keeps the spans of the last ``num_steps`` steps, and totals of all of them."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._lock = threading.Lock()
+        # One more than asked for: the last is the step that is going on.
+        self._steps: deque[list[Span]] = deque([[]], maxlen=num_steps + 1)
+        self._densities: deque[StepDensity | None] = deque(maxlen=num_steps)
+        self._step_s: deque[float] = deque(maxlen=1000)
+        self._began_s: float | None = None
+        self._totals: defaultdict[str, float] = defaultdict(float)
+        self.num_steps = 0
+
+    def add(self, span: Span) -> None:
+        with self._lock:
+            spans = self._steps[-1]
+            if span.lane == "forward" and spans and spans[-1].lane == "forward":
+                spans.pop()  # Evaluation between steps must not pile up.
+            spans.append(span)
+
+    def costs(self, step: int) -> Totals:
+        """The costs so far of ``step``, which is open: bytes sent and seconds of each lane."""
+        with self._lock:
+            spans = self._steps[-1]
+            tasks = [span for span in spans if span.message >= 0 and span.step == step]
+            sending = [span for span in tasks if span.lane == "communication"]
+            communication_s = sum(span.duration_s for span in sending)
+            return {
+                "wire_bytes": sum(span.size_bytes for span in sending),
+                "compute_s": sum(span.duration_s for span in tasks) - communication_s,
+                "communication_s": communication_s,
+                "wait_s": sum(span.duration_s for span in spans if span.lane == "wait"),
+            }
+
+    def end_step(self, costs: Totals, now_s: float, density: StepDensity | None = None) -> None:
+        """Closes a step: adds its costs and opens a new list of spans."""
+        with self._lock:
+            totals = self._totals
+            self._densities.append(density)
+            if density is not None:
+                totals["numel"] += density.numel
+                # NaN stands for a density that was not set, and stays.
+                totals["asked"] += math.nan if density.asked is None else density.asked
+                totals["local"] += density.selected
+                totals["actual"] += density.arrived
+            self.num_steps += 1
+            for name, cost in costs.items():
+                totals[name] += cost
+            if self._began_s is not None:
+                self._step_s.append(now_s - self._began_s)
+            self._began_s = now_s
+            self._steps.append([])
+
+    def forget_times(self) -> None:
+        """Counts the times between steps anew, where steps become another thing."""
+        with self._lock:
+            self._step_s.clear()
+            self._began_s = None
+
+    def trace(self) -> Trace:
+        with self._lock:
+            spans = (span for spans in self._steps for span in spans)
+            return Trace.of(spans, (found for found in self._densities if found is not None))
+
+    def mark(self) -> Totals:
+        """The totals so far, to count from."""
+        with self._lock:
+            return {**self._totals, "steps": self.num_steps}
+
+    def since(self, mark: Totals) -> dict[str, float | None]:
+        """Averages per step; ``step_s`` is the median time from one step's end to the next.
+
+        A density is None where nothing was selected, or none was set.
+        """
+        with self._lock:
+            done = defaultdict(float, {k: v - mark.get(k, 0.0) for k, v in self._totals.items()})
+            num_steps = self.num_steps - int(mark.get("steps", 0))
+            last = list(self._step_s)[-num_steps:] if num_steps else []
+        steps, numel = max(1, num_steps), done["numel"]
+        return {
+            "steps": num_steps,
+            "step_s": median(last) if last else 0.0,
+            **{f"{name}_per_step": done[name] / steps for name in _TIMED},
+            **{
+                f"density_{name}": done[name] / numel
+                if numel and not math.isnan(done[name])
+                else None
+                for name in _SELECTED
+            },
+        }
+
+    def stats(self) -> dict[str, float | None]:
+        """Averages over all steps, as of ``since``."""
+        return self.since({})
+
+
+def density_of_step(
+    messages: Iterable[Message], *, rank: int, step: int, end_s: float, sent_bytes: int
+) -> StepDensity | None:
+    """The last step's density over all messages; None where no message selects elements."""
+    found: list[tuple[int, Selection]] = [
+        (message.own_numel, message.member.selection)
+        for message in messages
+        if message.member.selection is not None
+    ]
+    numel = sum(numel for numel, _ in found)
+    if not numel:
+        return None
+    asked = sum(selection.asked for _, selection in found)
+    return StepDensity(
+        rank,
+        step,
+        end_s,
+        sent_bytes,
+        numel=numel,
+        asked=None if math.isnan(asked) else asked,
+        selected=sum(selection.selected for _, selection in found),
+        arrived=sum(selection.arrived for _, selection in found),
+    )
+
+
+def adapted(messages: Iterable[Message]) -> dict[str, str]:
+    """The settings of each layer, in words, by parameter name; empty without ``adapt``."""
+    from ...exchange.adapt import settings_of  # only figures ask for it
+
+    each = ((m.slots, settings_of(m.exchange, m.state)) for m in messages)
+    pairs = (zip(slots, texts, strict=True) for slots, texts in each if texts)
+    return {slot.name: text for own in pairs for slot, text in own}
+
+
+def spread(messages: Iterable[Any]) -> dict[str, Any]:
+    """Figures of the last step's sparse messages: the way that each embedding's rows took, and the
+    largest imbalance of a push and of a pull (None where no message was cut into parts)."""
+    members = [(message.names, message.member) for message in messages]
+    parts = [member.imbalance for _, member in members if member.imbalance is not None]
+    return {
+        "ways": {name: member.way for names, member in members if member.way for name in names},
+        "push_imbalance": max((one.push for one in parts), default=None),
+        "pull_imbalance": max((one.pull for one in parts), default=None),
+    }
+
+
+def norm_over_all(tensors: Iterable[Tensor]) -> float:
+    """The norm of tensors as one vector, whose squares are added up in float64."""
+    norms = (torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors)
+    return math.hypot(*map(float, norms))
+
+
+def whereabouts(
+    messages: Sequence[Any], staging: Staging, num_steps: int, backend: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Figures of where messages are encoded, and of what a step copies for that.
+
+    Messages are counted by their gradients' device, or under "cpu" where gradients are copied to
+    the host first. Bytes are of payloads and, where the host encodes, of gradients; row-sparse ones
+    aside. Payloads pass through ``pinned_bytes`` of host memory. So do tensors that a plan has
+    encoded ``early``: ``offloaded`` counts them, and their bytes on the way to the host.
+    ``backend`` names what carries payloads ``within_hosts`` and ``between_hosts``, and says ``why``
+    NCCL cannot (see `backends`).
+    """
+    steps = max(1, num_steps)
+    lanes = [lane for one in messages for lane in getattr(one, "lanes", {}).values()]
+    offloaded = {"tensors": lanes.count(OFFLOAD), "bytes_per_step": staging.offloaded_bytes / steps}
+    return {
+        "backend": dict(backend),
+        "encoded_on": dict(Counter(str(message.device) for message in messages)),
+        "to_host_bytes_per_step": staging.to_host_bytes / steps,
+        "to_device_bytes_per_step": staging.to_device_bytes / steps,
+        "pinned_bytes": staging.pinned_bytes,
+        "offloaded": offloaded,
+    }
+
+
+OUTGROWN = 100.0
+"""The most that the norm of a tensor's residual may be, in norms of its gradient.
+
+Where elements are selected, the limit is this number divided by the density. In trainings that go
+well the residual's norm is a few tens of the gradient's at most.
+"""
+
+
+def outgrown(messages: Iterable[Message]) -> list[tuple[str, float]]:
+    """Tensors whose residual has outgrown their gradient beyond ``OUTGROWN``, the worst first.
+
+    Each comes with the norm of its residual over that of its gradient in the last step that noted
+    norms.
+    """
+    found: list[tuple[str, float]] = []
+    for message in messages:
+        kept = list(residuals(message.state).values())
+        if not kept or not message.norms:  # none were noted yet
+            continue
+        taken, numel = message.member.selection, message.own_numel
+        density = taken.asked / numel if taken is not None and taken.asked > 0 else 1.0
+        for slot, norm in zip(message.slots, message.norms, strict=True):
+            parts = (message.part(slot, residual_N) for residual_N in kept)
+            owed = math.hypot(*(float(part.norm()) for part in parts))
+            if math.isfinite(norm) and owed > OUTGROWN / density * norm > 0:
+                found.append((str(slot), owed / norm))
+    return sorted(found, key=lambda one: -one[1])
+
+
+def mean_residual_norm(stats: Sequence[Mapping[str, Any]]) -> float:
+    """The error of a sparsifier: the mean over ranks of the norms of their residuals.
+
+    Source: DEFT (ICPP 2023), equation 2. ``stats`` holds the result of ``handle.stats()`` of every
+    rank at one step, in any order. The caller gathers them, for instance by
+    ``torch.distributed.all_gather_object``, which then all ranks must call.
+
+    >>> mean_residual_norm([{"rank": r, "world_size": 2, "residual_norm": r + 1.0} for r in (1, 0)])
+    1.5
+    """
+    ranks = sorted(int(one["rank"]) for one in stats)
+    world = int(stats[0]["world_size"]) if stats else 1
+    if ranks != list(range(world)):
+        raise InvalidSetting(
+            f"mean_residual_norm needs the stats of all {world} ranks once each, got those of "
+            f"ranks {ranks}; gather handle.stats() of every rank"
+        )
+    return math.fsum(one["residual_norm"] for one in stats) / world
+
+
+KINDS = ("residuals", "momentum", "state", "messages", "payloads", "buffers", "passing")
+"""The kinds are what was not sent yet; velocities; the rest of states; copies of gradients; what is
+sent and received; what a message needs in a later computation; and buffers that serve within one
+computation, which all messages of this process share (see `passing`)."""
+_MOMENTUM = ("velocity", "momentum")
+
+
+def kept_bytes(state: State, member: Member) -> Counter[str]:
+    """Bytes of a message's state and of its member's buffers, by kind."""
+    found: Counter[str] = Counter()
+    owed = {tensor.data_ptr() for tensor in residuals(state).values() if tensor.numel()}
+    for path, tensor in leaves(state):
+        is_momentum = path.rpartition(".")[2].startswith(_MOMENTUM)
+        own = "momentum" if is_momentum else "state"
+        found["residuals" if tensor.data_ptr() in owed else own] += tensor.nbytes
+    for buffer in member.buffers.values():
+        found["payloads" if buffer.dtype == torch.uint8 else "buffers"] += buffer.nbytes
+    return found
+
+
+def memory_of(messages: Iterable[Any], numel: int, kept: int = 0) -> dict[str, float]:
+    """Bytes of all messages by kind, and their sum for each of the ``numel`` parameters.
+
+    ``passing`` is of all threads of this process. Copies of states take ``kept``.
+    """
+    found = Counter(passing=passing_bytes(), state=kept)
+    for message in messages:
+        found += kept_bytes(getattr(message, "state", None), message.member)
+        found["messages"] += getattr(message, "buffer_bytes", 0)
+    total = sum(found.values())
+    return {**{kind: found[kind] for kind in KINDS}, "bytes_a_parameter": total / max(1, numel)}
+
+
+class Log:
+    """Figures of the steps since the last row, on this rank alone; nothing is communicated.
+
+    ``to`` has ``add_scalar(name, value, step)`` or ``log(row)``, or is a function of the step and
+    a row. It is looked at in this order. Raises ``InvalidSetting`` for anything else.
+    """
+
+    def __init__(self, to: Any, every: int, recorder: Recorder) -> None:
+        check_whole("every", every, "leave it out for 100")
+        self._write, self._every = _writer(to), every
+        self._recorder, self._mark = recorder, recorder.mark()
+
+    def is_due(self, step: int) -> bool:
+        """Whether a row is written at the end of this step."""
+        return (step + 1) % self._every == 0
+
+    def write(self, step: int, messages: Sequence[Message]) -> bool:
+        """Writes the row of a step in which ``messages`` noted norms; returns whether that went."""
+        row = {**self._recorder.since(self._mark), **_norms(messages)}
+        del row["steps"]
+        self._mark = self._recorder.mark()
+        named = {f"{_PREFIX}{key}": value for key, value in row.items() if value is not None}
+        try:
+            self._write(step, named)
+        except Exception as error:  # a full disk, or a lost connection, ends no training
+            _log.warning("nothing more is logged, as step %d could not be: %r", step, error)
+            return False
+        return True
+
+
+def _norms(messages: Sequence[Message]) -> dict[str, float]:
+    """The norms of residuals, and of this rank's gradients beside them; empty where none is kept.
+
+    Where the first runs away from the second, what is kept does not get through.
+    """
+    keeping = [(message, list(residuals(message.state).values())) for message in messages]
+    keeping = [(message, kept) for message, kept in keeping if kept]
+    if not keeping:
+        return {}
+    return {
+        "residual_norm": math.hypot(*(float(own.norm()) for _, kept in keeping for own in kept)),
+        "gradient_norm": math.hypot(*(norm for message, _ in keeping for norm in message.norms)),
+    }
+
+
+def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
+    scalar: Any = getattr(to, "add_scalar", None)
+    log: Any = getattr(to, "log", None)
+    if _takes(scalar, "", 0.0, 0):
+        return lambda step, row: [scalar(name, value, step) for name, value in row.items()]
+    if _takes(log, {}):
+        # Not wandb's step=, of which the user's own rows may be ahead: wandb drops what is late.
+        return lambda step, row: log({**row, f"{_PREFIX}step": step})
+    if _takes(to, 0, {}):
+        return to  # type: ignore[no-any-return]
+    accepted = "a SummaryWriter, a wandb run, or a function of a step and a dict of figures"
+    raise invalid("the first argument of log_to", to, accepted, "pass one of these, or None")
+
+
+def _takes(function: Any, *args: Any) -> bool:
+    """Whether a function can be called with these arguments."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError:
+        return False
+    except ValueError:  # some of C's have no signature
+        return True
+    return True
