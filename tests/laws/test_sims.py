@@ -26,10 +26,10 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.bytescheduler import bytescheduler
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.laws.planners import Planner
+from gradwire_lab.planner.bytescheduler import bytescheduler
 from tests.laws import broken_sims as broken
 from tests.laws.cases import kind_of, name_of, own_exchanges, pairs
 from tests.laws.sim_laws import (

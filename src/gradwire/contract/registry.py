@@ -77,7 +77,10 @@ KINDS = {
         "planner",
         "gradwire.planning.planner",
         "gradwire.planners",
-        dict.fromkeys(("cupcake", "espresso", "omgs", "selective_fusion"), _LAB),
+        dict.fromkeys(
+            ["bytescheduler", "cupcake", "espresso", "omgs", "selective_fusion", "usbyte_extended"],
+            _LAB,
+        ),
     ),
     "pilot": Kind("pilot", "gradwire.runtime.pilot"),
     "sparse.formats": Kind("sparse format", "gradwire.kernels.sparse.formats"),

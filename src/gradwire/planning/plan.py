@@ -32,8 +32,8 @@ def plan(
 
     >>> from gradwire import catalogue
     >>> ten_gbit = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
-    >>> plan("bytescheduler", catalogue.load("vgg16"), ten_gbit, credit=1).credit
-    1
+    >>> len(plan("wfbp", catalogue.load("vgg16"), ten_gbit).messages)
+    16
     """
     if not isinstance(profile, Profile) or not isinstance(cluster, Cluster):
         given = f"{type(profile).__name__} and {type(cluster).__name__}"

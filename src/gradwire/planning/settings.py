@@ -75,6 +75,3 @@ Space = dict[str, WholeNumbers]
 
 SIZES = WholeNumbers(2**16, 2**27, logarithmic=True)
 """Sizes in bytes, from 64 KiB to 128 MiB."""
-
-LANES = WholeNumbers(1, 8)
-"""Numbers of messages at once. Each is a channel: a process group with its own connections."""

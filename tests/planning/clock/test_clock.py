@@ -15,9 +15,9 @@ from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.bytescheduler import bytescheduler
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planner.bytescheduler import bytescheduler
 from tests.planning.profiles import clusters, exact_cluster, profiles
 from tests.strategies import bounded
 

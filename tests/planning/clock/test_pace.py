@@ -92,7 +92,7 @@ def test_one_rank_stands_for_all_and_waits_for_no_more_than_the_lane(
 
 @pytest.mark.parametrize("beside", [0.0, 0.5, 1.0])
 def test_a_search_prices_as_the_simulator_does(beside: float) -> None:
-    blend = Blend(PROFILE, cluster_of(beside), (("onebit", SETTING),))
+    blend = Blend(PROFILE, cluster_of(beside), "onebit", SETTING)
     exact_s = iteration_s(blend.plan(DEFAULT), PROFILE, cluster_of(beside))
     assert blend.seconds(DEFAULT) == pytest.approx(exact_s, rel=0.02)
 

@@ -57,7 +57,7 @@ def test_drafts_of_plans_know_of_shared_cores_too(beside: float) -> None:
     cluster = cluster_of(rate=1e9).model_copy(update=update)
     free = cluster.model_copy(update={"cores": None})
     blend = Blend(PROFILE, cluster)
-    draft = Draft(1.0, 2, 1, True, 2, False)
+    draft = Draft(2, 2, False)
     assert blend.seconds(draft) > Blend(PROFILE, free).seconds(draft) + 0.02
     assert blend.seconds(draft) == pytest.approx(
         iteration_s(blend.plan(draft), PROFILE, cluster), rel=1e-3

@@ -17,7 +17,6 @@ from ...planning.data.plan import Plan, PlannedMessage
 from ...planning.data.profile import Profile
 from ...planning.explain import alternatives, explain, own_reasons
 from ...planning.exposed import Account
-from ...planning.periods import period_sentences
 from ...planning.plan import plan as make_plan
 from ..report.output import emit, progress
 from ._inputs import RANKS, RATE, read_cluster, read_settings
@@ -45,7 +44,6 @@ def plan(
     why: Annotated[
         bool, typer.Option("--explain", help="Say why, and what else there is.")
     ] = False,
-    period: Annotated[int | None, typer.Option(help="Explain local steps of it too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Decide what is sent together, in which pieces and in which order; show and explain a plan.
@@ -71,8 +69,8 @@ def plan(
     title = f"{made.planner} for {made.model}, {where.num_ranks} ranks at " + format_rate(
         where.rate_bytes_per_s
     )
-    if why or period is not None:
-        _emit_reasons(made, profile, where, title, period, as_json)
+    if why:
+        _emit_reasons(made, profile, where, title, as_json)
     else:
         emit("plan", message_rows(made, profile, where), as_json=as_json, title=title)
 
@@ -113,7 +111,7 @@ def _contents(message: PlannedMessage, most: int = 1) -> str:
 
 
 def _emit_reasons(
-    plan: Plan, profile: Profile, cluster: Cluster, title: str, period: int | None, as_json: bool
+    plan: Plan, profile: Profile, cluster: Cluster, title: str, as_json: bool
 ) -> None:
     """The sentences, then the table of planners; as JSON they stand in the plan's own row.
 
@@ -122,8 +120,6 @@ def _emit_reasons(
     explains_itself = own_reasons(plan) is not None
     with progress("explaining"):
         sentences = explain(plan, profile, cluster)
-        if period is not None:
-            sentences += period_sentences(plan, profile, cluster, period)
         rows: list[dict[str, object]] = [{"name": plan.planner}]
         if not explains_itself:
             rows = alternatives(plan, profile, cluster)

@@ -15,14 +15,21 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..buckets import buckets, check_bytes, check_count, check_credit
-from ..clock.clock import ByPriority, backward_ends, carry
-from ..data.cluster import Cluster
-from ..data.plan import Plan, PlannedMessage
-from ..data.profile import Profile
-from ..settings import LANES, SIZES
+from gradwire.errors import invalid
+from gradwire.planning.buckets import buckets, check_bytes, check_credit
+from gradwire.planning.clock.clock import ByPriority, backward_ends, carry
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.settings import SIZES, WholeNumbers
+
+LANES = WholeNumbers(1, 8)
+"""Numbers of messages at once. Each is a channel: a process group with its own connections."""
 
 SEARCH = {"partition_bytes": SIZES, "credit": LANES}
+
+MOST_MESSAGES = 2**18
+"""The most messages of a plan. So many take half a gigabyte of memory and a minute to price."""
 
 
 def bytescheduler(
@@ -37,7 +44,10 @@ def bytescheduler(
     check_credit(credit)
     cut = buckets(profile)
     num_messages = sum(-(-one.numel // one.block_numel(partition_bytes)) for one in cut)
-    check_count("partition_bytes", partition_bytes, num_messages)
+    if num_messages > MOST_MESSAGES:
+        accepted = f"a size that cuts this model into at most {MOST_MESSAGES} messages"
+        and_not = f"{accepted}, and not {num_messages}"
+        raise invalid("partition_bytes", partition_bytes, and_not, "write a larger one")
     ends_s = backward_ends(profile)
     messages: list[PlannedMessage] = []
     ready_s: list[float] = []

@@ -20,16 +20,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
-from ..buckets import Bucket, buckets, check_credit, merged_buckets
-from ..data.cluster import Cluster
-from ..data.plan import Plan, Setting
-from ..data.profile import Profile
-from ..phases import Instance, messages_of_blocks, search
-from ..price import fewest_messages, iteration_s
-from ..settings import LANES, SIZES
-from .usbyte import usbyte
+from gradwire.planning.buckets import Bucket, buckets, check_credit
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan, Setting
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.phases import Instance, messages_of_blocks, search
+from gradwire.planning.planner.usbyte import usbyte
+from gradwire.planning.price import fewest_messages, iteration_s
+from gradwire.planning.settings import SIZES
+
+from .bytescheduler import LANES
 
 SEARCH = {"basic_partition_bytes": SIZES, "credit": LANES}
 
@@ -58,7 +62,9 @@ def usbyte_extended(
     plans = [papers]
     ways = list(itertools.product(_cuts(profile, cluster), sorted({1, credit})))
     for cut, lanes in ways[1:]:  # the first is the paper's
-        instance = Instance.of(profile, cluster, cut, basic_partition_bytes, lanes)
+        instance = Instance.of(profile, cluster, cut, basic_partition_bytes)
+        # Each block waits for its own latency while the others use the link.
+        instance = replace(instance, alpha_s=instance.alpha_s / lanes)
         for blocks in (search(instance, trials // len(ways)), instance.uncut()):
             messages = messages_of_blocks(cut, instance, blocks)
             plans.append(papers.model_copy(update={"messages": messages, "credit": lanes}))
@@ -73,6 +79,19 @@ def _cuts(profile: Profile, cluster: Cluster) -> list[list[Bucket]]:
         return [every, merged_buckets(every, math.inf)]
     dear_bytes = cluster.alpha_s / cluster.beta_s_per_byte
     return [every, *(merged_buckets(every, share * dear_bytes) for share in MERGED)]
+
+
+def merged_buckets(cut: Sequence[Bucket], size_bytes: float) -> list[Bucket]:
+    """Neighbours of one dtype in one bucket, as long as each is smaller than ``size_bytes``."""
+    found: list[Bucket] = []
+    for bucket in cut:
+        last = found[-1] if found else None
+        small = last is not None and max(last.size_bytes, bucket.size_bytes) < size_bytes
+        if last is not None and small and last.dtype == bucket.dtype:
+            found[-1] = Bucket(last.layer, last.tensors + bucket.tensors)
+        else:
+            found.append(bucket)
+    return found
 
 
 EXAMPLES = (usbyte_extended, partial(usbyte_extended, credit=3, trials=8))
