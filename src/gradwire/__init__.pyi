@@ -1,6 +1,7 @@
 """The names that ``__init__.py`` looks up at first use."""
 
 from gradwire_lab.exchange.measured_scheme import with_measured_scheme as with_measured_scheme
+from gradwire_lab.planning.zeros import measure_sparsity as measure_sparsity
 
 from . import collective as collective
 from . import compress as compress
@@ -44,7 +45,6 @@ from .planning.data.plan import Plan as Plan
 from .planning.data.profile import Profile as Profile
 from .planning.data.sparsity import SparsityProfile as SparsityProfile
 from .planning.measure.layers import profile as profile
-from .planning.measure.sparsity import measure_sparsity as measure_sparsity
 from .planning.plan import plan as plan
 from .runtime import fsdp as fsdp
 from .runtime import pilot as pilot

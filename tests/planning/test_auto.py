@@ -21,7 +21,7 @@ from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity, unit_sparsity
+from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity
 from gradwire.planning.default_fusion import default_messages
 from gradwire.planning.exchanges import exchanges_of
 from gradwire.planning.explain import explain
@@ -39,6 +39,7 @@ from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.settings import Planner
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planning.index_sets import unit_sparsity
 from tests.arch.source import ROOT
 from tests.planning.profiles import clusters, profiles
 from tests.strategies import bounded

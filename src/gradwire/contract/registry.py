@@ -99,7 +99,9 @@ COMMANDS = Kind(
 """The commands of ``gradwire``, which are found as algorithms are."""
 
 EXTENSIONS = {
-    **dict.fromkeys(("compll_text", "tune", "with_measured_scheme"), _LAB),
+    **dict.fromkeys(
+        ("compll_text", "measure_sparsity", "tune", "with_measured_scheme", "zeros"), _LAB
+    ),
     **dict.fromkeys(("kernel_bench", "pictures", "testbed"), _BENCH),
 }
 """Modules and functions that are used where they are installed, and the package that has each."""

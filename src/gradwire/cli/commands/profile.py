@@ -73,16 +73,11 @@ class SparsityAsked:
 
     def measure(self, model: nn.Module, step: Callable[[], object]) -> SparsityProfile:
         """Measures among torchrun's ranks or in this process with batches as ranks."""
-        from ...planning.measure.sparsity import (
-            NUM_GRADIENTS,
-            measure_group_sparsity,
-            measure_sparsity,
-        )
-
-        total = NUM_GRADIENTS if self.batches is None else self.batches
+        zeros = extension("zeros")
+        total = zeros.NUM_GRADIENTS if self.batches is None else self.batches
         is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
         with progress("looking for zeros", total=total) as advance:
-            return (measure_group_sparsity if is_launched else measure_sparsity)(
+            return (zeros.measure_group_sparsity if is_launched else zeros.measure_sparsity)(
                 model,
                 step,
                 num_gradients=self.batches,

@@ -22,28 +22,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...compress.nonzero import nonzero
-from ...contract import Compressor, Layout
-from ...contract.spec import TensorSpec
-from ...contract.verbs import AllGather
-from ...errors import invalid
-from ...exchange.by_name import algorithm_by_name
-from ...kernels.sparse.entries import Entries, num_units
-from ...kernels.sparse.partition import partition
-from ...kernels.sparse.permutation import Permutation
-from ...runtime.failure.membership import join
-from ...runtime.step.engine import Engine
-from ..data.sparsity import (
+from gradwire.compress.nonzero import nonzero
+from gradwire.contract import Compressor, Layout
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.verbs import AllGather
+from gradwire.errors import invalid
+from gradwire.exchange.by_name import algorithm_by_name
+from gradwire.kernels.sparse.entries import Entries, num_units
+from gradwire.kernels.sparse.partition import partition
+from gradwire.kernels.sparse.permutation import Permutation
+from gradwire.planning.data.sparsity import (
     BLOCK,
     DOUBLINGS,
     Handling,
     Indices,
     SparsityProfile,
     TensorSparsity,
-    unit_sparsity,
 )
-from ._agree import rank_0s, run_verb
-from .layers import TrainingStep, looked_into, no_progress, untouched
+from gradwire.planning.measure.layers import TrainingStep, looked_into, no_progress, untouched
+from gradwire.planning.measure.links import rank_0s, run_verb
+from gradwire.runtime.failure.membership import join
+from gradwire.runtime.step.engine import Engine
+
+from .index_sets import unit_sparsity
 
 _log = logging.getLogger("gradwire")
 

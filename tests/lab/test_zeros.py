@@ -14,9 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.data.sparsity import SparsityProfile, unit_sparsity
+from gradwire.planning.data.sparsity import SparsityProfile
 from gradwire.planning.measure.layers import profile
-from gradwire.planning.measure.sparsity import (
+from gradwire_lab.planning.index_sets import unit_sparsity
+from gradwire_lab.planning.zeros import (
     measure_group_sparsity,
     measure_handling,
     measure_sparsity,
