@@ -37,10 +37,6 @@ def test_the_loopback_is_really_measured() -> None:
         (report.fit.alpha_s, report.fit.per_unit_s), rel=1e-9
     )
     assert LinkReport.model_validate_json(report.model_dump_json()) == report
-    found = {part for part, seconds in report.path.items() if seconds}
-    assert tuple(report.path) == allreduce.PARTS, "parts in the order of the path"
-    if report.device == "cpu":
-        assert found == {*allreduce.PARTS} - {"copy to host", "copy back"}
 
 
 @pytest.mark.multi

@@ -341,7 +341,6 @@ def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
             {"name": format_bytes(size_bytes), "median_s": seconds}
             for size_bytes, seconds in report.fit.samples
         ]
-        sections["Path"] = path_rows(report)
         warnings += link_warnings(report)
     return sections | {"Warnings": warnings}
 
@@ -357,16 +356,6 @@ def fit_rows(report: LinkReport) -> list[Row]:
             "fraction_residual": report.fit.residual,
             "rate_bytes_per_s": report.rate_bytes_per_s,
         }
-    ]
-
-
-def path_rows(report: LinkReport) -> list[Row]:
-    """The path of a gradient to the wire and back, with the seconds of each part."""
-    absent = f"absent: {report.backend} sends from memory of {report.device}"
-    by = {"wire": report.backend}
-    return [
-        {"name": part, "median_s": s, "where": absent if s is None else by.get(part, report.device)}
-        for part, s in report.path.items()
     ]
 
 
