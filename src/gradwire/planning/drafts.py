@@ -1,17 +1,20 @@
 """Drafts: plans of one blend, each by a few numbers, so that a search can go through all of them.
 
-A blend has one exchange beside the dense one, or none. Matrices go through the exchange, and
-vectors stay dense and travel together. What is sent is cut into messages of equal length, in the
-order of readiness or, where the next forward pass is overlapped, of urgency.
+A blend has one exchange beside the dense one, or none. The first tensors in backward order may stay
+dense, which the backward pass may hide, and which leaves the compute lane free. Of the others
+matrices go through the exchange, and vectors stay dense and travel together. Each of these streams
+is cut into messages of equal length, in the order of readiness or, where the next forward pass is
+overlapped, of urgency.
 
 Letters: T tensors in backward order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress, product, starmap
+from itertools import accumulate, product, starmap
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -46,6 +49,8 @@ class Draft(NamedTuple):
     """The messages of all gradients or, where there is an exchange, of all matrices."""
     credit: int
     overlap_forward: bool
+    dense_share: float = 0.0
+    """The share of all bytes, from the first gradient on, that stays dense beside an exchange."""
     is_default: bool = False
     """Whether messages are those that ``attach`` makes without a plan, whatever else is here."""
 
@@ -162,13 +167,17 @@ class Blend:
     def _messages(self, draft: Draft) -> Iterator[DraftedMessage]:
         """The messages of a draft, those of each stream in backward order."""
         every = [DraftedRange(place, 0, one.numel) for place, (one, _) in enumerate(self.tensors)]
+        share = 1.0 if self.setting is None else draft.dense_share
+        upto_bytes = list(accumulate(tensor.size_bytes for tensor, _ in self.tensors))
+        num_first = bisect_right(upto_bytes, share * upto_bytes[-1]) if every else 0
+        num_dense = max(1, round(share * draft.num_messages))
+        for ranges in self._cut(every[:num_first], num_dense, is_whole=False):
+            yield DraftedMessage(ranges, DENSE)
         if self.setting is None:
-            for ranges in self._cut(every, draft.num_messages, is_whole=False):
-                yield DraftedMessage(ranges, DENSE)
             return
-        is_vector = [len(self.tensors[one.place][0].shape) < 2 for one in every]
-        vectors = list(compress(every, is_vector))
-        matrices = [one for one, skipped in zip(every, is_vector, strict=True) if not skipped]
+        rest, shapes = every[num_first:], [tensor.shape for tensor, _ in self.tensors]
+        vectors = [one for one in rest if len(shapes[one.place]) < 2]
+        matrices = [one for one in rest if len(shapes[one.place]) > 1]
         pieces = [
             DraftedMessage(ranges, self.name)
             for ranges in self._cut(
@@ -308,9 +317,9 @@ DEFAULT = Draft(1, DEFAULT_CHANNELS, False, is_default=True)
 # ---- The search for a blend's best draft -------------------------------------------------------
 
 NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-CREDITS = (2, 1, 4)
-"""Values that are tried: of messages, and of messages at once. Of those that tie the first is
-taken: beside one message another one may get ahead."""
+CREDITS = (2, 4)
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
+"""Values that are tried: of messages, of messages at once and of the bytes that stay dense."""
 
 
 def first_seconds(blend: Blend) -> float:
@@ -320,5 +329,11 @@ def first_seconds(blend: Blend) -> float:
 
 def best_draft(blend: Blend, overlaps: Sequence[bool]) -> tuple[float, Draft]:
     """The draft of least seconds; ``overlaps`` says whether it may overlap the next forward."""
-    every = starmap(Draft, product(NUMBERS, CREDITS, overlaps))
-    return min(((blend.seconds(draft), draft) for draft in every), key=itemgetter(0))
+
+    def least(every: Iterable[Draft]) -> tuple[float, Draft]:
+        return min(((blend.seconds(draft), draft) for draft in every), key=itemgetter(0))
+
+    found = least(starmap(Draft, product(NUMBERS, CREDITS, overlaps)))
+    if blend.setting is None:
+        return found
+    return least(found[1]._replace(num_messages=n, dense_share=s) for s in SHARES for n in NUMBERS)

@@ -1,7 +1,7 @@
 """The representative rank: all ranks of a plan's iteration for the price of one.
 
-An exchange is played once on all ranks, with nothing else on the network; where many ranks all do
-the same, one of them with the others always there. The slowest rank's supersteps then stand for
+An exchange is played once on all ranks, with nothing else on the network; where all do the same,
+one of them is priced with the others always there. The slowest rank's supersteps then stand for
 every rank, but a stretch of verbs for the network becomes one collective that takes as long as the
 stretch took alone. The seconds in which its links were in use are shared with other messages; the
 rest is latency."""
@@ -15,6 +15,7 @@ import torch
 
 from ...contract import Exchange
 from ...contract.spec import TensorSpec, squarest
+from ...contract.verbs import Recv, Send
 from ..data.cluster import Cluster
 from .demand import Demand, exchanges_on, without_encodes
 from .engine import Traffic, play
@@ -23,34 +24,44 @@ from .supersteps import (
     Hop,
     Joint,
     Price,
+    RecordedVerbs,
     Superstep,
     Tariff,
     Work,
+    record,
+    supersteps_of,
     supersteps_of_rank,
-    supersteps_of_those_unlike,
 )
 
 # ---- Alike -------------------------------------------------------------------------------------
 #
-# Many ranks that all do the same, of which one can be priced without the others.
+# Ranks that all do the same, of which one can be priced without the others.
 #
-# No rank then keeps another one waiting. Each sends to the rank so far ahead, and takes as much at
-# the same time from the one so far behind. So the link of each serves one rank's verbs alone, and
-# what takes seconds to play on 64 ranks takes milliseconds.
+# No rank then keeps another one waiting. Where they send to each other, each sends to the rank so
+# far ahead, and takes as much at the same time from the one so far behind. So the link of each
+# serves one rank's verbs alone, and what takes seconds to play on 64 ranks takes milliseconds.
 
 
 def supersteps_of_alike(
     exchange: Exchange, spec: TensorSpec, tariff: Tariff
 ) -> tuple[Superstep, ...] | None:
-    """The supersteps of rank 0 if many ranks all do the same, as seen from their own place.
+    """The supersteps of rank 0 if all ranks do the same, as seen from their own place.
 
-    None where they are few or do not. Of all ranks four are looked at, as a text among many takes
-    long by itself.
+    None where they do not, and where it is quicker to play them. Of ranks that send to each other
+    four are looked at, as a text among many takes long by itself.
     """
     world = tariff.num_ranks
-    if not MANY <= world <= MOST_PLAYED or tariff.ranks_per_host > 1:
+    if world > MOST_ALIKE:
         return None
+    # Not of fewer ranks where all can be played: an exchange may be one for no fewer than these.
+    for count in sorted({_FEW if world > MOST_PLAYED else world, world}):
+        found = record(exchange, spec, 0, count)
+        is_joint = not found.is_of_its_rank and not _has_hops(found)
+        if not is_joint and (tariff.ranks_per_host > 1 or not MANY <= world <= MOST_PLAYED):
+            return None
     first = supersteps_of_rank(exchange, spec, tariff)
+    if is_joint:
+        return first
     seen = _from_own_place(first, 0, world)
     for rank in (1, world // 2, world - 1):
         own = supersteps_of_rank(exchange, spec, tariff, rank)
@@ -60,7 +71,15 @@ def supersteps_of_alike(
 
 
 MANY = 16
-"""From so many ranks on it is worth while to find out whether all do the same."""
+"""From so many ranks on it is worth while to find out whether those that send do the same."""
+MOST_ALIKE = 8 * MOST_PLAYED
+"""The most ranks that one stands for: its text still counts the payloads of all."""
+_FEW = 4
+"""Ranks of which a text is looked at first, as one for very many may take long by itself."""
+
+
+def _has_hops(found: RecordedVerbs) -> bool:
+    return any(isinstance(verb, Send | Recv) for row in found.rows for verb in row)
 
 
 def _from_own_place(
@@ -203,8 +222,8 @@ def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superst
     alike = supersteps_of_alike(exchange, spec, tariff)
     if alike is not None:
         return _folded(alike, [sum(alone_on(one.wire)) for one in alike if one.wire])
-    every = supersteps_of_those_unlike(exchange, spec, tariff)
-    per_host = tariff.ranks_per_host if len(every) > 1 else 1
+    every = supersteps_of(exchange, spec, tariff)
+    per_host = tariff.ranks_per_host
     outcome = play(
         Traffic([[own] for own in every], [[0.0]] * len(every), [""], ranks_per_host=per_host)
     )

@@ -274,35 +274,6 @@ def supersteps_of_rank(
     return _priced(record(exchange, spec, rank, tariff.num_ranks).rows, rank, tariff)
 
 
-def supersteps_of_those_unlike(
-    exchange: Exchange, spec: TensorSpec, tariff: Tariff
-) -> list[tuple[Superstep, ...]]:
-    """The supersteps of every rank, or of one if all do the same and no two talk by themselves.
-
-    Then that one meets nobody: each of its collectives takes its price. So up to ``MOST_ALIKE``
-    ranks can be played. Raises ``InvalidSetting`` as ``supersteps_of`` does.
-    """
-    if tariff.num_ranks > MOST_ALIKE:
-        return supersteps_of(exchange, spec, tariff)  # which says what is accepted
-    # Not of fewer ranks where all can be played: an exchange may be one for no fewer than these.
-    first = _FEW if tariff.num_ranks > MOST_PLAYED else tariff.num_ranks
-    for world in sorted({first, tariff.num_ranks}):
-        found = record(exchange, spec, 0, world)
-        if found.is_of_its_rank or _has_hops(found):
-            return supersteps_of(exchange, spec, tariff)
-    return [_priced(found.rows, 0, tariff)]
-
-
-MOST_ALIKE = 8 * MOST_PLAYED
-"""The most ranks that one is played for: its text still counts the payloads of all."""
-_FEW = 4
-"""Ranks of which a text is looked at first, as one for very many may take long by itself."""
-
-
-def _has_hops(found: RecordedVerbs) -> bool:
-    return any(isinstance(verb, Send | Recv) for row in found.rows for verb in row)
-
-
 def takes_turns(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> bool:
     """Whether ranks take turns from message to message: see ``Member.turn``."""
     return tariff.num_ranks > 1 and record(exchange, spec, 0, tariff.num_ranks).is_of_its_turn
