@@ -186,17 +186,14 @@ def chunks_in(group: Iterable[Arrival]) -> tuple[Chunk, ...]:
     return tuple(Chunk(tensor=one.name, start=0, stop=one.numel) for one, _ in group)
 
 
-def best_fusion(
-    every: Sequence[Arrival], cost: SparseCost, *, apart: bool = False
-) -> list[list[Arrival]]:
+def best_fusion(every: Sequence[Arrival], cost: SparseCost) -> list[list[Arrival]]:
     """The groups, in backward order, after which the last one arrives earliest.
 
     Among numbers of groups that tie (within ``TIE``) it is the smallest. A group holds one dtype.
-    With ``apart`` each tensor is encoded by itself, which costs the same however they are grouped.
     """
     if not every:
         return []
-    cuts = _cuts(_Table.of(every, cost, apart))
+    cuts = _cuts(_Table.of(every, cost))
     return [list(every[start:stop]) for start, stop in pairwise(cuts)]
 
 
@@ -211,10 +208,10 @@ class _Table:
     """Seconds of the all-gather of tensors a to b - 1; infinite where there is no such group."""
 
     @classmethod
-    def of(cls, every: Sequence[Arrival], cost: SparseCost, apart: bool) -> _Table:
+    def of(cls, every: Sequence[Arrival], cost: SparseCost) -> _Table:
         backward_s = [one.backward_s for one in every]
         numels = [one.tensor.numel for one in every]
-        encode_s = [cost.encode_s(n) if apart else cost.encode.per_unit_s * n for n in numels]
+        encode_s = [cost.encode.per_unit_s * n for n in numels]
         lane_B = _prefixes(np.add(backward_s, encode_s))
         upto_B = _prefixes(numels)
         gather_AB = cost.gather_each_s(np.maximum(upto_B - upto_B[:, None], 1.0))
@@ -223,7 +220,7 @@ class _Table:
         for border, (before, after) in enumerate(pairwise(every), 1):
             if before.tensor.dtype != after.tensor.dtype:
                 gather_AB[:border, border + 1 :] = np.inf
-        return cls(lane_B, 0.0 if apart else cost.encode.alpha_s, gather_AB)
+        return cls(lane_B, cost.encode.alpha_s, gather_AB)
 
 
 def _prefixes(figures: Any) -> Floats:

@@ -10,17 +10,16 @@ Differences from the paper:
     - What stays uncompressed goes by an all-reduce, which is CaSync-Ring with K = N.
     - Section 3.2's bulk communication has a coordinator that batches small gradients of one
       destination by size or time-out. Here gradients of one dtype share a message, in backward
-      order, until it holds ``bulk_bytes``, or until the next would come more than ``bulk_s`` after
-      the first. Compressed ones share messages of their own, of as many partitions as the cost
-      model advises for their sum: a partition is what goes to one destination. They are encoded
-      each by itself, in one call, which is section 3.2's batch compression. Those of more than N
-      partitions go by themselves, as do those of a sparsifier, which would see one vector.
+      order, until it holds ``bulk_bytes``. Compressed ones share messages of their own, of as
+      many partitions as the cost model advises for their sum: a partition is what goes to one
+      destination. They are encoded each by itself, in one call, which is section 3.2's batch
+      compression. Those of more than N partitions go by themselves, as do those of a sparsifier, which would see one vector.
     - Curves are the cluster's measured lines; the paper fits them in the first iteration.
     - Encodes and decodes of PowerSGD are two and one, and its two all-reduces follow each other;
       table 3 has one of each.
     - At most 16 batches are tried; the paper states no bound.
 Settings: compressor, and its density if it is a sparsifier; collective, "casync_ps", "casync_ring",
-    or "allreduce" for a compressor of low rank; bulk_bytes; bulk_s; credit, the messages at once.
+    or "allreduce" for a compressor of low rank; bulk_bytes; credit, the messages at once.
 Order: backward; the next forward starts when all communication has ended.
 """
 
@@ -28,14 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import starmap
-from math import inf
 from typing import Any
 
 import torch
 
 from ...contract import Compressor, Exchange, Layout
-from ...contract.bounds import check_number, check_share
+from ...contract.bounds import check_share
 from ...contract.spec import TensorSpec
 from ...contract.travel import travel
 from ...errors import invalid
@@ -45,7 +42,6 @@ from ..casync import CaSyncCost, LeastCost
 from ..data.cluster import Cluster
 from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from ..data.profile import Profile, ProfiledTensor
-from ..fusion import arrivals
 
 COLLECTIVES = ("casync_ps", "casync_ring", "allreduce")
 
@@ -58,24 +54,18 @@ def secopa(
     density: float | None = None,
     collective: str = "casync_ps",
     bulk_bytes: int = 4 * 2**20,
-    bulk_s: float | None = None,
     credit: int = 4,
 ) -> Plan:
     """The plan of HiPress's selective compression and partitioning for this profile and cluster.
 
-    ``bulk_s`` is None where gradients wait for others however long it takes. Raises
-    ``InvalidSetting`` for a compressor that the cluster has not measured.
+    Raises ``InvalidSetting`` for a compressor that the cluster has not measured.
     """
     check_bytes("bulk_bytes", bulk_bytes)
     check_credit(credit)
     if density is not None:
         check_share("density", density)
-    if bulk_s is not None:
-        check_number("bulk_s", bulk_s, "seconds, 0 to 3600", "leave it out", 0.0, 3600.0)
     exchange = _exchange(compressor, density, collective)
-    bulks = _Bulks(bulk_bytes, inf if bulk_s is None else bulk_s)
-    messages = tuple(_messages(profile, cluster, exchange, bulks))
-    optional = {"density": density, "bulk_s": bulk_s}
+    messages = tuple(_messages(profile, cluster, exchange, bulk_bytes))
     return Plan(
         planner="secopa",
         model=profile.model,
@@ -84,7 +74,7 @@ def secopa(
             "collective": collective,
             "bulk_bytes": bulk_bytes,
             "credit": credit,
-            **{name: value for name, value in optional.items() if value is not None},
+            **({} if density is None else {"density": density}),
         },
         messages=messages,
         credit=credit,
@@ -92,54 +82,26 @@ def secopa(
     )
 
 
-Bulk = tuple[list[ProfiledTensor], bool]
-"""Gradients that share a message, and whether they are compressed."""
-
-
-class _Bulks:
-    """Gradients that wait for others of their dtype, of which all or none are compressed."""
-
-    def __init__(self, bulk_bytes: int, bulk_s: float) -> None:
-        self._bulk_bytes, self._bulk_s = bulk_bytes, bulk_s
-        self._held: dict[tuple[str, bool], tuple[float, list[ProfiledTensor]]] = {}
-
-    def add(self, tensor: ProfiledTensor, is_compressed: bool, at_s: float) -> list[Bulk]:
-        """Has a gradient that is there at ``at_s`` wait; the bulk that it fills, if it does."""
-        key = tensor.dtype, is_compressed
-        _, held = self._held.setdefault(key, (at_s, []))
-        held.append(tensor)
-        is_full = sum(one.size_bytes for one in held) >= self._bulk_bytes
-        return [self._closed(key)] if is_full else []
-
-    def late(self, at_s: float) -> list[Bulk]:
-        """The bulks whose first gradient has waited for too long at ``at_s``."""
-        late = [key for key, (since_s, _) in self._held.items() if at_s - since_s > self._bulk_s]
-        return [self._closed(key) for key in late]
-
-    def rest(self) -> list[Bulk]:
-        """All that still wait."""
-        return [self._closed(key) for key in list(self._held)]
-
-    def _closed(self, key: tuple[str, bool]) -> Bulk:
-        return self._held.pop(key)[1], key[1]
-
-
 def _messages(
-    profile: Profile, cluster: Cluster, exchange: ExchangeSetting, bulks: _Bulks
+    profile: Profile, cluster: Cluster, exchange: ExchangeSetting, bulk_bytes: int
 ) -> Iterator[PlannedMessage]:
-    num_ranks, at_s = cluster.num_ranks, 0.0
+    num_ranks = cluster.num_ranks
     most_shared = num_ranks if _may_share(exchange) else 0
-    close = partial(_together, cluster, exchange)
-    for tensor, passed_s in arrivals(profile):
-        at_s += passed_s
-        yield from starmap(close, bulks.late(at_s))
+    held: dict[tuple[str, bool], list[ProfiledTensor]] = {}
+    """Gradients that wait for others of their dtype, of which all or none are compressed."""
+    every = (t for layer in reversed(profile.layers) for t in reversed(layer.tensors) if t.numel)
+    for tensor in every:
         choice = _choose(cluster, exchange, [tensor]) if num_ranks > 1 else None
         num_partitions = choice.num_partitions if choice and choice.is_compressed else 0
         if num_partitions > most_shared:
             yield from _cut(tensor, num_partitions, num_ranks, exchange)
-        else:
-            yield from starmap(close, bulks.add(tensor, num_partitions > 0, at_s))
-    yield from starmap(close, bulks.rest())
+            continue
+        key = tensor.dtype, num_partitions > 0
+        held.setdefault(key, []).append(tensor)
+        if sum(one.size_bytes for one in held[key]) >= bulk_bytes:
+            yield _together(cluster, exchange, held.pop(key), key[1])
+    for (_, is_compressed), tensors in held.items():
+        yield _together(cluster, exchange, tensors, is_compressed)
 
 
 def _exchange(compressor: str, density: float | None, collective: str) -> ExchangeSetting:

@@ -19,10 +19,9 @@ Differences from the paper:
     - The all-reduce carries the dense tensors up to the place after which the group arrives
       earliest. Dense tensors behind it travel with the sparse ones.
     - Profiles and measured lines stand for the paper's five iterations of online profiling.
-    - Groups are those of ``planning/fusion.py``, for Cupcake's cost; with ``fusion="own"`` for that
-      of sparsifying each tensor by itself.
+    - Groups are those of ``planning/fusion.py``, for Cupcake's cost.
 Settings: variant, "naive", "o", "i" or "oi"; sparsifier by name, its density, and the floor of a
-    lowered one; bound, "compensated" or "none"; fusion, "cupcake" or "own".
+    lowered one; bound, "compensated" or "none".
 Order: backward, a group's all-reduce before its all-gather, one message at a time; the next forward
     starts when all communication has ended.
 """
@@ -42,7 +41,7 @@ from ..data.plan import ExchangeSetting, Plan, PlannedMessage
 from ..data.profile import Profile
 from ..fusion import ENTRY_BYTES, NOTHING, Arrival, SparseCost, arrivals, best_fusion, chunks_in
 
-VARIANTS, BOUNDS, FUSIONS = ("naive", "o", "i", "oi"), ("compensated", "none"), ("cupcake", "own")
+VARIANTS, BOUNDS = ("naive", "o", "i", "oi"), ("compensated", "none")
 
 
 def ssfusion(
@@ -54,12 +53,10 @@ def ssfusion(
     floor: float = 0.001,
     sparsifier: str = "dgc",
     bound: str = "compensated",
-    fusion: str = "cupcake",
 ) -> Plan:
     """The plan of SSFusion for this profile and cluster."""
     _check("variant", variant, VARIANTS)
     _check("bound", bound, BOUNDS)
-    _check("fusion", fusion, FUSIONS)
     check_share("floor", floor)
     cost = SparseCost.of(cluster, sparsifier, density)
     codec = cluster.codecs.get(sparsifier)
@@ -74,7 +71,7 @@ def ssfusion(
     )
     messages: list[PlannedMessage] = []
     exchanges: dict[str, ExchangeSetting] = {}
-    for number, group in enumerate(best_fusion(arrivals(profile), cost, apart=fusion == "own")):
+    for number, group in enumerate(best_fusion(arrivals(profile), cost)):
         name = f"ssfusion {number}"
         buffer = maker.buffer(group)
         messages += buffer.messages(name)
@@ -88,7 +85,6 @@ def ssfusion(
             "floor": floor,
             "sparsifier": sparsifier,
             "bound": bound,
-            "fusion": fusion,
         },
         messages=tuple(messages),
         exchanges=exchanges,
@@ -264,5 +260,5 @@ EXAMPLES = (
     ssfusion,
     partial(ssfusion, variant="naive", density=0.1),
     partial(ssfusion, variant="o", sparsifier="topk", density=0.2, floor=0.05),
-    partial(ssfusion, variant="i", density=0.3, bound="none", fusion="own"),
+    partial(ssfusion, variant="i", density=0.3, bound="none"),
 )
