@@ -78,7 +78,7 @@ def plan(
 def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[str, object]]:
     """A row a message, in issue order, with its times under the model."""
     account = Account.of(plan, profile, cluster)
-    timing, ready_s = account.timing, account.ready_s()
+    timing = account.timing
     rows: list[dict[str, object]] = []
     for number, message in enumerate(plan.messages):
         behind, hidden_s = account.hidden_behind(number)
@@ -94,7 +94,7 @@ def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
             row
             | {
                 "size_bytes": timing.message_bytes[number],
-                "ready_s": ready_s[number],
+                "ready_s": timing.ready_s[number],
                 "start_s": start_s,
                 "end_s": end_s,
                 "fraction_hidden": hidden_s / (end_s - start_s) if end_s > start_s else 1.0,

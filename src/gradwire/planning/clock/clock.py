@@ -177,6 +177,10 @@ class Timing:
     message_start_s: list[float]
     message_end_s: list[float]
     message_bytes: list[int]
+    message_layers: list[set[int]]
+    """The places in forward order of the layers whose gradients each message carries."""
+    ready_s: list[float]
+    """When all gradients of each message are ready, and encoded if they are so inline."""
     forward_start_s: list[float]
     forward_end_s: list[float]
     inline: Sequence[Inline] = ()
@@ -250,6 +254,8 @@ def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
         message_start_s=start_s,
         message_end_s=end_s,
         message_bytes=demand.num_bytes,
+        message_layers=demand.layers,
+        ready_s=demand.ready_s(backward_end_s),
         forward_start_s=forward_start_s,
         forward_end_s=forward_end_s,
         inline=encoding.inline,
