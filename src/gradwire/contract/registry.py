@@ -78,7 +78,10 @@ KINDS = {
         "gradwire.planning.planner",
         "gradwire.planners",
         dict.fromkeys(
-            ["bytescheduler", "cupcake", "espresso", "omgs", "selective_fusion", "usbyte_extended"],
+            [
+                *("bytescheduler", "cupcake", "espresso", "omgs", "selective_fusion", "ssfusion"),
+                "usbyte_extended",
+            ],
             _LAB,
         ),
     ),

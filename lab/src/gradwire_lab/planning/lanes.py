@@ -15,7 +15,8 @@ from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.fusion import Arrival, chunks_in
+
+from .fusion import Arrival, chunks_in
 
 
 class TimedMessage(NamedTuple):

@@ -27,18 +27,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..collective.allgather_sparse import allgather_sparse
-from ..contract import Compressor, Layout
-from ..contract.bounds import check_share
-from ..contract.registry import names
-from ..errors import UnknownName, invalid
-from ..exchange.by_name import algorithm_by_name
-from ..exchange.pair import pair
-from .data.cluster import Cluster
-from .data.fit import Floats, LineFit
-from .data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
-from .data.profile import Profile, ProfiledTensor
-from .price import TIE
+from gradwire.collective.allgather_sparse import allgather_sparse
+from gradwire.contract import Compressor, Layout
+from gradwire.contract.bounds import check_share
+from gradwire.contract.registry import names
+from gradwire.errors import UnknownName, invalid
+from gradwire.exchange.by_name import algorithm_by_name
+from gradwire.exchange.pair import pair
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import Floats, LineFit
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile, ProfiledTensor
+from gradwire.planning.price import TIE
 
 ENTRY_BYTES = 8
 """Bytes of one sparse element on the wire: an int32 index and a float32."""
