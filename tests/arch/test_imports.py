@@ -49,7 +49,7 @@ ORDER = {
 DISTRIBUTED = {
     "runtime": "carries the verbs out",
     "planning/measure/allreduce.py": "measures torch's own all-reduce",
-    "planning/measure/links_rank.py": "joins the ranks that torchrun started",
+    "planning/measure/links.py": "joins the ranks that torchrun started",
     "integrations": "meets frameworks that hold process groups",
     "gradwire_bench": "starts ranks, and compares with torch's own collectives",
     "papers": "the ranks of what they measure are joined by it",

@@ -173,7 +173,7 @@ def _together() -> AbstractContextManager[None]:
     """The group of ranks that torchrun started, for what is measured in it; else nothing."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return nullcontext()
-    from ...planning.measure.links_rank import launched_group
+    from ...planning.measure.links import launched_group
 
     return launched_group()
 
@@ -270,14 +270,14 @@ def _on_hosts(hosts: int, rate: str, codecs: bool) -> Cluster:
 
 def _launched(rate: str | None, codecs: bool) -> Cluster:
     """Measures the group that torchrun started."""
-    from ...planning.measure.links_rank import LinksBench, launched_group, measure_group_links
+    from ...planning.measure.links import launched_group, measure_group_links
 
-    bench = LinksBench(
-        compressors=_compressors(codecs),
-        rate_bytes_per_s=None if rate is None else parse_rate(rate),
-    )
     with progress("measuring the ranks", total=1) as advance, launched_group():
-        return measure_group_links(bench, Fractions(advance))
+        return measure_group_links(
+            Fractions(advance),
+            compressors=_compressors(codecs),
+            rate_bytes_per_s=None if rate is None else parse_rate(rate),
+        )
 
 
 def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> None:
