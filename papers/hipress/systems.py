@@ -11,8 +11,8 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.ddp import ddp
-from gradwire.planning.planner.secopa import secopa
 from gradwire_lab.planner.bytescheduler import bytescheduler
+from gradwire_lab.planner.secopa import secopa
 from gradwire_lab.planning.fusion import arrivals
 
 from ..frame import Row

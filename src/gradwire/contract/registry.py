@@ -79,8 +79,8 @@ KINDS = {
         "gradwire.planners",
         dict.fromkeys(
             [
-                *("bytescheduler", "cupcake", "espresso", "omgs", "selective_fusion", "ssfusion"),
-                "usbyte_extended",
+                *("bytescheduler", "cupcake", "espresso", "omgs", "secopa", "selective_fusion"),
+                *("ssfusion", "usbyte_extended"),
             ],
             _LAB,
         ),

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .data.cluster import Cluster, CodecFit
-from .data.fit import Floats, LineFit
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import Floats, LineFit
 
 MOST_BATCHES = 16
 """The most batches of N partitions each that a gradient is cut into."""
