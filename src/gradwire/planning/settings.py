@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..contract.registry import load
 from ..errors import UnknownName, invalid
@@ -50,12 +50,6 @@ def name_of(planner: Planner) -> str:
 # ---- values of a setting that are worth trying: a planner's ``SEARCH`` --------------------------
 
 
-class Trial(Protocol):
-    """The part of optuna's trial that gradwire uses."""
-
-    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int: ...
-
-
 class WholeNumbers(NamedTuple):
     """Whole numbers from ``low`` to ``high``, both included.
 
@@ -65,9 +59,6 @@ class WholeNumbers(NamedTuple):
     low: int
     high: int
     logarithmic: bool = False
-
-    def suggested(self, trial: Trial, name: str) -> int:
-        return trial.suggest_int(name, self.low, self.high, log=self.logarithmic)
 
 
 Space = dict[str, WholeNumbers]

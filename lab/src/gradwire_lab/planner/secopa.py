@@ -38,12 +38,13 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.travel import travel
 from gradwire.errors import invalid
 from gradwire.exchange.by_name import algorithm_by_name, by_name
-from gradwire.planning.buckets import check_bytes, check_credit
+from gradwire.planning.buckets import check_bytes
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
 
 from ..planning.casync import CaSyncCost, LeastCost
+from .bytescheduler import check_credit
 
 COLLECTIVES = ("casync_ps", "casync_ring", "allreduce")
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from gradwire.planning.buckets import Bucket, buckets, check_credit
+from gradwire.planning.buckets import Bucket, buckets
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan, Setting
 from gradwire.planning.data.profile import Profile
@@ -33,7 +33,7 @@ from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import fewest_messages, iteration_s
 from gradwire.planning.settings import SIZES
 
-from .bytescheduler import LANES
+from .bytescheduler import LANES, check_credit
 
 SEARCH = {"basic_partition_bytes": SIZES, "credit": LANES}
 

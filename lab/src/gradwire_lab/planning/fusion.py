@@ -40,6 +40,8 @@ from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMes
 from gradwire.planning.data.profile import Profile, ProfiledTensor
 from gradwire.planning.price import TIE
 
+from .casync import measured_each
+
 ENTRY_BYTES = 8
 """Bytes of one sparse element on the wire: an int32 index and a float32."""
 SIZE_BYTES = 8
@@ -122,7 +124,7 @@ class SparseCost:
         """``gather_s`` of many numbers of elements at once."""
         told_s = self.gather.measured_s(SIZE_BYTES) if self.tells_sizes else 0.0
         size_bytes = ENTRY_BYTES * np.maximum(1.0, np.rint(self.density * numels))
-        return told_s + self.gather.measured_each(size_bytes)
+        return told_s + measured_each(self.gather, size_bytes)
 
 
 NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)

@@ -78,7 +78,10 @@ def tune(
         study.enqueue_trial(_defaults(chosen, space))
         for _ in range(trials):
             trial = study.ask()
-            settings = {name: values.suggested(trial, name) for name, values in space.items()}
+            settings = {
+                name: trial.suggest_int(name, one.low, one.high, log=one.logarithmic)
+                for name, one in space.items()
+            }
             key = tuple(settings.values())
             if key not in tried:
                 plan = _made(partial(chosen, profile, cluster, **settings))
