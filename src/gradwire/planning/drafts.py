@@ -252,19 +252,13 @@ class Blend:
     def seconds(self, draft: Draft) -> float:
         """About what ``price.iteration_s`` says of the draft's plan."""
         messages = self.messages(draft)
-        ready_s, soonest_s = [], 0.0
-        for one in messages:
-            soonest_s = max(soonest_s, self.ends_s[self._first_layer(one)])
-            ready_s.append(soonest_s)
+        ready_s = [self.ends_s[self._first_layer(one)] for one in messages]
         every = [self._parts(one) for one in messages]
         if all(one.exchange == DENSE for one in messages):
             costs = [(parts.latency_s, parts.work_s) for parts in every]
             end_s, pace = carry(FixedOrder(ready_s), costs, draft.credit).end_s, UNHINDERED
         else:
-            supersteps, beside = (
-                [supersteps_of_parts(parts) for parts in every],
-                self.cluster.beside,
-            )
+            supersteps, beside = [supersteps_of_parts(one) for one in every], self.cluster.beside
             labels = [""] * len(every)
             played = play(Traffic([supersteps], [ready_s], labels, draft.credit, beside=beside))
             end_s, pace = played.end_s[0], Pace.of(played.spans, beside)

@@ -174,34 +174,29 @@ def play(traffic: Traffic) -> Timetable:
     return _Engine(traffic).run()
 
 
+@dataclass(eq=False, slots=True)
 class _Course:
     """One rank's way through one message."""
 
-    __slots__ = (
-        "at",
-        "has_several",
-        "is_waiting",
-        "label",
-        "message",
-        "num_early",
-        "num_open",
-        "num_wire",
-        "posted_s",
-        "rank",
-        "supersteps",
-    )
+    rank: int
+    message: int
+    supersteps: tuple[Superstep, ...]
+    label: str
+    at: int = -1
+    num_early: int = 0
+    """Computations from before its launch that are not done."""
+    num_open: int = 0
+    """Computations of this superstep, and its wire as one, that are not done."""
+    num_wire: int = 0
+    """Verbs of its wire that are not done."""
+    is_waiting: bool = False
+    """At the gate: for its turn to use the wire."""
+    posted_s: float = 0.0
 
-    def __init__(
-        self, rank: int, message: int, supersteps: tuple[Superstep, ...], label: str
-    ) -> None:
-        self.rank, self.message, self.supersteps, self.label = rank, message, supersteps, label
-        self.has_several = sum(bool(superstep.wire) for superstep in supersteps) > 1
-        self.at = -1
-        self.num_early = 0  # computations from before its launch that are not done
-        self.num_open = 0  # of this superstep: computations, and its wire as one, that are not done
-        self.num_wire = 0  # of its wire: verbs that are not done
-        self.is_waiting = False  # at the gate: for its turn to use the wire
-        self.posted_s = 0.0
+    @property
+    def has_several(self) -> bool:
+        """Whether it is on the wire more than once."""
+        return sum(bool(superstep.wire) for superstep in self.supersteps) > 1
 
 
 @dataclass

@@ -198,16 +198,13 @@ def versions(model: nn.Module) -> dict[str, int]:
 @contextmanager
 def _same_random_numbers() -> Iterator[None]:
     """After the block, code draws the random numbers that it would have drawn without the block."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    states = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        if on_gpu:
-            torch.cuda.set_rng_state_all(on_gpu)
 
 
 # ---- layers ------------------------------------------------------------------------------------
