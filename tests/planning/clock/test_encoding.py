@@ -190,7 +190,8 @@ def test_early_and_inline_of_one_message() -> None:
         exchanges={"each": ExchangeSetting(compressor="each", settings={"sparsifier": "topk"})},
     )
     check(plan, THREE)
-    demand = Demand(layers=[{0, 1, 2}], num_bytes=[0], plan=plan, profile=THREE)
+    layer_of = {"t0": 0, "t1": 1, "t2": 2}
+    demand = Demand([{0, 1, 2}], [0], plan, THREE, layer_of)
     found = Encoding.of(demand, CLUSTER)
     assert [(one.layer, one.seconds) for one in found.inline] == [(2, ENCODE.seconds(2**11))]
     ends_s = found.backward_ends([0.5, 0.125, 0.25])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -37,6 +36,8 @@ class Demand:
     num_bytes: list[int]
     plan: Plan
     profile: Profile
+    layer_of: dict[str, int]
+    """The number of the layer that owns each tensor, by the tensor's name."""
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile) -> Demand:
@@ -55,16 +56,8 @@ class Demand:
             ],
             plan=plan,
             profile=profile,
+            layer_of=layer_of,
         )
-
-    def layer_of(self, tensor: str) -> int:
-        """The number, in forward order, of the layer that owns a tensor."""
-        return self.layer_numbers[tensor]
-
-    @cached_property
-    def layer_numbers(self) -> dict[str, int]:
-        """The number of the layer that owns each tensor, by the tensor's name."""
-        return {t.name: i for i, la in enumerate(self.profile.layers) for t in la.tensors}
 
     @property
     def is_dense(self) -> bool:
@@ -221,7 +214,7 @@ def _inline(demand: Demand, number: int, cluster: Cluster) -> list[Inline]:
         label = f"encode {demand.labels()[number]}"
         return [Inline(layer, number, *_work(label, line, numel))]
     return [
-        Inline(demand.layer_of(c.tensor), number, *_work(f"encode {c.tensor}", line, c.numel))
+        Inline(demand.layer_of[c.tensor], number, *_work(f"encode {c.tensor}", line, c.numel))
         for c in message.chunks
         if c.tensor in message.inline
     ]
@@ -234,7 +227,7 @@ def _early(demand: Demand, number: int, cluster: Cluster) -> list[Early]:
     codec = cluster.codecs.get(demand.plan.exchanges[message.exchange].encoder)
     line = None if codec is None else codec.encode
     return [
-        Early(demand.layer_of(c.tensor), _work(f"encode {c.tensor}", line, c.numel))
+        Early(demand.layer_of[c.tensor], _work(f"encode {c.tensor}", line, c.numel))
         for c in message.chunks
         if c.tensor in message.early
     ]
