@@ -20,7 +20,7 @@ _PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Trait
     exchange.density_warmup.with_density_warmup exchange.error_feedback.residuals
     exchange.error_feedback.with_error_feedback exchange.momentum.with_momentum_correction
     exchange.natural.with_natural_sparsity exchange.pair.pair exchange.warmup.with_warmup
-    planning.clock.timeline.simulate planning.data.cluster.Cluster planning.data.plan.Plan
+    planning.simulation.timeline.simulate planning.data.cluster.Cluster planning.data.plan.Plan
     planning.data.profile.Profile planning.data.sparsity.SparsityProfile
     planning.measure.layers.profile planning.plan.plan runtime.attach.attach runtime.handle.Handle
     runtime.local_steps.local_steps.local_steps runtime.state.redistribution.redistribute

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.planning import catalogue
-from gradwire.planning.clock.clock import run_on_clock
-from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Plan, PlannedMessage
 from gradwire.planning.data.profile import GradientDType, Profile
+from gradwire.planning.simulation.clock import run_on_clock
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.ssfusion import VARIANTS, ssfusion
 from gradwire_lab.planning.fusion import NOTHING

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from gradwire.contract.registry import load, names
-from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Chunk, Plan, PlannedMessage
 from gradwire.planning.explain import alternatives, explain
@@ -15,6 +14,7 @@ from gradwire.planning.exposed import Account, Wait
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import profile_of
 from tests.planning.profiles import (
     CODECS,

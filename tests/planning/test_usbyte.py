@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from gradwire.planning.buckets import buckets
 from gradwire.planning.check import check
-from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
@@ -20,6 +19,7 @@ from gradwire.planning.phases import Instance
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.planning.tune import search_space, tune
 from tests.planning.profiles import (

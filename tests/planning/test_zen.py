@@ -7,7 +7,6 @@ import pytest
 
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.sparse_schemes import SCHEMES
-from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
@@ -17,6 +16,7 @@ from gradwire.planning.explain import explain
 from gradwire.planning.plan import plan as make_plan
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.zen import zen
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.planners import LAWS
 from gradwire_lab.planning.index_sets import unit_sparsity
 from tests.planning.profiles import CODECS, exact_cluster

@@ -24,16 +24,23 @@ from ..contract import Exchange
 from ..contract.spec import CHUNK_ALIGNMENT
 from ..errors import InvalidSetting
 from ..exchange.hosts import on_hosts
-from .clock.clock import UNHINDERED, ByPriority, FixedOrder, backward_ends, carry, forward_times
-from .clock.engine import Traffic, play
-from .clock.pace import Pace, missing_s
-from .clock.representative import MANY, MessageParts, parts_between, supersteps_of_parts
-from .clock.supersteps import MOST_PLAYED, Tariff
 from .data.cluster import Cluster
 from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from .data.profile import Profile, ProfiledTensor
 from .default_fusion import DEFAULT_CHANNELS, default_messages
 from .exchanges import exchange_of_setting
+from .simulation.clock import (
+    UNHINDERED,
+    ByPriority,
+    FixedOrder,
+    backward_ends,
+    carry,
+    forward_times,
+)
+from .simulation.events import Traffic, play
+from .simulation.pace import Pace, missing_s
+from .simulation.representative import MANY, MessageParts, parts_between, supersteps_of_parts
+from .simulation.supersteps import MOST_PLAYED, Tariff
 
 # ---- drafts ------------------------------------------------------------------------------------
 

@@ -18,11 +18,11 @@ from functools import partial
 from gradwire.contract.bounds import check_whole
 from gradwire.errors import invalid
 from gradwire.planning.buckets import buckets, check_bytes
-from gradwire.planning.clock.clock import ByPriority, backward_ends, carry
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import MOST_CREDIT, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.settings import SIZES, WholeNumbers
+from gradwire.planning.simulation.clock import ByPriority, backward_ends, carry
 
 LANES = WholeNumbers(1, 8)
 """Numbers of messages at once. Each is a channel: a process group with its own connections."""

@@ -29,13 +29,13 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...errors import invalid
-from ..clock.clock import run_on_clock
-from ..clock.representative import MANY
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
 from ..drafts import DEFAULT, Blend, best_draft, first_seconds
 from ..judgement import Judgement, PricedPlan, Survey, admitted, pays
+from ..simulation.clock import run_on_clock
+from ..simulation.representative import MANY
 from ..sparse import SparsePart
 from .ddp import ddp
 from .mgwfbp import mgwfbp

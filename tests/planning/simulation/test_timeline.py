@@ -21,11 +21,11 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
 from gradwire.planning import catalogue
-from gradwire.planning.clock.timeline import simulate, simulate_exchange
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.simulation.timeline import simulate, simulate_exchange
 from gradwire_lab.laws.inputs import profile_of
 from tests.planning.profiles import exact_cluster
 

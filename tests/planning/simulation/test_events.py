@@ -16,11 +16,11 @@ from gradwire.contract.verbs import (
     Send,
 )
 from gradwire.errors import Deadlock, InvalidSetting
-from gradwire.planning.clock.engine import Traffic, play
-from gradwire.planning.clock.supersteps import Hop, Joint, Price, Superstep, Work
-from gradwire.planning.clock.timeline import simulate_exchange
-from tests.planning.clock.exchanges import Says, looks_at_values
+from gradwire.planning.simulation.events import Traffic, play
+from gradwire.planning.simulation.supersteps import Hop, Joint, Price, Superstep, Work
+from gradwire.planning.simulation.timeline import simulate_exchange
 from tests.planning.profiles import exact_cluster
+from tests.planning.simulation.exchanges import Says, looks_at_values
 
 THREE = exact_cluster(num_ranks=3)
 HOP_S, BYTE_S = 2**-9, 2**-20

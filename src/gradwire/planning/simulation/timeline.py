@@ -19,7 +19,7 @@ from ..data.plan import Plan
 from ..data.profile import Layer, Profile
 from .clock import Timing, forward_times, run_on_clock
 from .demand import Demand, Encoding, Inline, exchanges_on, without_encodes
-from .engine import Traffic, play
+from .events import Traffic, play
 from .pace import Pace
 from .supersteps import Superstep, Tariff, supersteps_of, takes_turns
 

@@ -7,13 +7,13 @@ import os
 import pytest
 import torch
 
-from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.drafts import Blend, Draft
 from gradwire.planning.measure.links import shared_cores
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from tests.planning.test_auto import cluster_of
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.planning.clock.clock import ByPriority, FixedOrder, carry, run_on_clock
-from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.simulation.clock import ByPriority, FixedOrder, carry, run_on_clock
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.bytescheduler import bytescheduler
 from tests.planning.profiles import clusters, exact_cluster, profiles

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.planning.clock.engine import Traffic, play
-from gradwire.planning.clock.pace import Pace
-from gradwire.planning.clock.supersteps import Joint, Price, Superstep, Work
-from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.drafts import DEFAULT, Blend
 from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.events import Traffic, play
+from gradwire.planning.simulation.pace import Pace
+from gradwire.planning.simulation.supersteps import Joint, Price, Superstep, Work
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from tests.laws.sim_laws import law_one_rank_stands_for_all
 from tests.strategies import bounded

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.planning.clock.clock import Timing, run_on_clock
-from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.simulation.clock import Timing, run_on_clock
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planning.fusion import NOTHING
 

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from gradwire.contract.units import format_seconds
 from gradwire.planning.check import check
-from gradwire.planning.clock.clock import run_on_clock
-from gradwire.planning.clock.demand import Demand, Encoding, without_encodes
-from gradwire.planning.clock.engine import Traffic, play
-from gradwire.planning.clock.supersteps import Joint, Price, Superstep, Work
-from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.explain import explain
 from gradwire.planning.exposed import Account
+from gradwire.planning.simulation.clock import run_on_clock
+from gradwire.planning.simulation.demand import Demand, Encoding, without_encodes
+from gradwire.planning.simulation.events import Traffic, play
+from gradwire.planning.simulation.supersteps import Joint, Price, Superstep, Work
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.omgs import omgs

@@ -18,7 +18,7 @@ from ...contract.spec import TensorSpec, squarest
 from ...contract.verbs import Recv, Send
 from ..data.cluster import Cluster
 from .demand import Demand, exchanges_on, without_encodes
-from .engine import Traffic, play
+from .events import Traffic, play
 from .supersteps import (
     MOST_PLAYED,
     Hop,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwire.planning.clock.network import NEVER, Network
+from gradwire.planning.simulation.network import NEVER, Network
 from tests.laws.sim_laws import Transfer, played
 
 

@@ -28,10 +28,10 @@ from gradwire.exchange.by_name import clone_state
 from gradwire.exchange.local import drive
 from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.exchange.pair import pair
-from gradwire.planning.clock.supersteps import NOT_MEASURED
-from gradwire.planning.clock.timeline import simulate_exchange
 from gradwire.planning.data.cluster import PRIMITIVES, CodecFit
 from gradwire.planning.data.fit import LineFit
+from gradwire.planning.simulation.supersteps import NOT_MEASURED
+from gradwire.planning.simulation.timeline import simulate_exchange
 from tests.laws.cases import name_of, own_exchanges, pairs
 from tests.planning.profiles import exact_cluster
 

@@ -21,7 +21,7 @@ from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
 from .demand import Demand, Encoding, Inline
-from .engine import Traffic, play
+from .events import Traffic, play
 from .network import NEVER
 from .pace import Pace, carrying_s, missing_s
 from .representative import supersteps_of_one

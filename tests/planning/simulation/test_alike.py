@@ -6,11 +6,16 @@ import pytest
 
 from gradwire.contract.spec import CHUNK_ALIGNMENT, TensorSpec
 from gradwire.exchange.by_name import by_name
-from gradwire.planning.clock.engine import Traffic, play
-from gradwire.planning.clock.representative import MANY, alone, parts_between, supersteps_of_alike
-from gradwire.planning.clock.supersteps import Superstep, Tariff, supersteps_of
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
+from gradwire.planning.simulation.events import Traffic, play
+from gradwire.planning.simulation.representative import (
+    MANY,
+    alone,
+    parts_between,
+    supersteps_of_alike,
+)
+from gradwire.planning.simulation.supersteps import Superstep, Tariff, supersteps_of
 
 LINE = LineFit(alpha_s=2e-5, per_unit_s=5e-10)
 CLUSTER = Cluster(
