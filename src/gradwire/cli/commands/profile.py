@@ -77,7 +77,9 @@ class SparsityAsked:
         total = zeros.NUM_GRADIENTS if self.batches is None else self.batches
         is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
         with progress("looking for zeros", total=total) as advance:
-            return (zeros.measure_group_sparsity if is_launched else zeros.measure_sparsity)(
+            found: SparsityProfile = (
+                zeros.measure_group_sparsity if is_launched else zeros.measure_sparsity
+            )(
                 model,
                 step,
                 num_gradients=self.batches,
@@ -85,6 +87,7 @@ class SparsityAsked:
                 settings=self.settings,
                 advance=advance,
             )
+        return found
 
 
 def sparsity_rows(sparsity: SparsityProfile) -> list[Row]:
