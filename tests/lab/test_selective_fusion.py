@@ -20,8 +20,8 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.planner_settings import Planner
 from gradwire.planning.price import iteration_s
-from gradwire.planning.settings import Planner
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.espresso import espresso

@@ -17,8 +17,8 @@ from gradwire.errors import InvalidSetting
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner_settings import WholeNumbers, settings_of
 from gradwire.planning.price import iteration_s
-from gradwire.planning.settings import WholeNumbers, settings_of
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.bytescheduler import bytescheduler
 from gradwire_lab.planner.usbyte_extended import usbyte_extended

@@ -36,8 +36,8 @@ from gradwire.planning.judgement import (
 from gradwire.planning.planner.auto import auto, survey
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.planner_settings import Planner
 from gradwire.planning.price import iteration_s
-from gradwire.planning.settings import Planner
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planning.index_sets import unit_sparsity
 from tests.arch.source import ROOT

@@ -10,7 +10,7 @@ from .check import check
 from .data.cluster import Cluster
 from .data.plan import Plan
 from .data.profile import Profile
-from .settings import Planner, name_of, with_settings
+from .planner_settings import Planner, name_of, with_settings
 
 
 def plan(

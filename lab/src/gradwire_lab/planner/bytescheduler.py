@@ -21,7 +21,7 @@ from gradwire.planning.buckets import buckets, check_bytes
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import MOST_CREDIT, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.settings import SIZES, WholeNumbers
+from gradwire.planning.planner_settings import SIZES, WholeNumbers
 from gradwire.planning.simulation.clock import ByPriority, backward_ends, carry
 
 LANES = WholeNumbers(1, 8)

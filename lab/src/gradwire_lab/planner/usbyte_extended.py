@@ -30,8 +30,8 @@ from gradwire.planning.data.plan import Plan, Setting
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.phases import Instance, messages_of_blocks, search
 from gradwire.planning.planner.usbyte import usbyte
+from gradwire.planning.planner_settings import SIZES
 from gradwire.planning.price import fewest_messages, iteration_s
-from gradwire.planning.settings import SIZES
 
 from .bytescheduler import LANES, check_credit
 

@@ -26,8 +26,8 @@ from gradwire.errors import InvalidSetting, NotInstalled, invalid
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner_settings import Planner, Space, with_settings
 from gradwire.planning.price import fewest_messages, iteration_s
-from gradwire.planning.settings import Planner, Space, with_settings
 
 Objective = Callable[[Plan], float]
 """Seconds that a plan takes, predicted or measured; less is better."""

@@ -32,8 +32,8 @@ from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
 from ..phases import MOST_TRIALS, Instance, messages_of_blocks, search
+from ..planner_settings import SIZES
 from ..price import iteration_s
-from ..settings import SIZES
 
 SEARCH = {"basic_partition_bytes": SIZES}
 

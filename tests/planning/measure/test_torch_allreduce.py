@@ -10,8 +10,8 @@ import pytest
 
 from gradwire.errors import GradwireError
 from gradwire.planning.data.fit import LineFit, fit_line
-from gradwire.planning.measure import allreduce
-from gradwire.planning.measure.allreduce import LinkReport
+from gradwire.planning.measure import torch_allreduce
+from gradwire.planning.measure.torch_allreduce import LinkReport
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +27,9 @@ def test_the_rate_is_that_of_a_ring() -> None:
 
 @pytest.mark.multi
 def test_the_loopback_is_really_measured() -> None:
-    report = allreduce.measure_loopback()
+    report = torch_allreduce.measure_loopback()
     assert (report.world, report.backend) == (2, "gloo")
-    assert tuple(size for size, _ in report.fit.samples) == allreduce.SIZES_BYTES
+    assert tuple(size for size, _ in report.fit.samples) == torch_allreduce.SIZES_BYTES
     assert all(seconds > 0 for _, seconds in report.fit.samples)
     # To rounding: the rank that fitted has its own memory layout, and LAPACK's sums follow it.
     again = fit_line(report.fit.samples)
@@ -45,11 +45,11 @@ def test_ranks_import_nothing_of_the_folder_that_they_are_started_in(
 ) -> None:
     (tmp_path / "datetime.py").write_text("raise SystemExit('planted')")
     monkeypatch.chdir(tmp_path)
-    assert allreduce.measure_loopback().world == 2
+    assert torch_allreduce.measure_loopback().world == 2
 
 
 @pytest.mark.multi
 def test_a_rank_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allreduce, "_loopback_rank", operator.index)  # which takes no folder
+    monkeypatch.setattr(torch_allreduce, "_loopback_rank", operator.index)  # which takes no folder
     with pytest.raises(GradwireError, match=r"could not be measured:(.|\n)*TypeError: .*index"):
-        allreduce.measure_loopback()
+        torch_allreduce.measure_loopback()
