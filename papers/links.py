@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gradwire.contract.trace.span import Span
-from gradwire.planning.clock.clock import Timing
+from gradwire.planning.simulation.clock import Timing
 
 
 def link_s(timing: Timing) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gradwire.planning.clock.clock import Timing, run_on_clock
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.simulation.clock import Timing, run_on_clock
 
 from ..frame import Ask, Claim, Row
 from ..links import link_s, merged

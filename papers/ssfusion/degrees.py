@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.fusion import Arrival, arrivals, flat_plan
+from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_bench.report import curves
+from gradwire_lab.planning.fusion import Arrival, arrivals, flat_plan
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.fusion import (
+from gradwire.planning.simulation.clock import run_on_clock
+from gradwire_bench.report import bars
+from gradwire_lab.planning.fusion import (
     Arrival,
     SparseCost,
     arrivals,
@@ -19,7 +20,6 @@ from gradwire.planning.fusion import (
     chunks_in,
     flat_plan,
 )
-from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number

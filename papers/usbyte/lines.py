@@ -16,9 +16,9 @@ from gradwire.collective.ring import ring
 from gradwire.compress.none import none
 from gradwire.contract.travel import travel
 from gradwire.exchange.pair import pair
-from gradwire.planning.clock.timeline import simulate_exchange
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit, fit_line
+from gradwire.planning.simulation.timeline import simulate_exchange
 from gradwire_bench.report import curves
 
 from ..frame import Ask, Claim, Findings, Row

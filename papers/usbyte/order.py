@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire.contract.registry import load
-from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row

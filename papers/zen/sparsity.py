@@ -15,9 +15,9 @@ from gradwire.planning.data.sparsity import (
     SparsityProfile,
     TensorSparsity,
     UnitSparsity,
-    unit_sparsity,
 )
 from gradwire_bench.report import curves, heat
+from gradwire_lab.planning.index_sets import unit_sparsity
 
 from ..frame import Ask, Claim, Findings, Row
 from .captures import DENSITY, MODELS, SOURCES, Capture, captured, lacking, present, stem

@@ -20,11 +20,11 @@ _PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Trait
     exchange.density_warmup.with_density_warmup exchange.error_feedback.residuals
     exchange.error_feedback.with_error_feedback exchange.momentum.with_momentum_correction
     exchange.natural.with_natural_sparsity exchange.pair.pair exchange.warmup.with_warmup
-    planning.clock.timeline.simulate planning.data.cluster.Cluster planning.data.plan.Plan
+    planning.simulation.timeline.simulate planning.data.cluster.Cluster planning.data.plan.Plan
     planning.data.profile.Profile planning.data.sparsity.SparsityProfile
-    planning.measure.layers.profile planning.measure.sparsity.measure_sparsity planning.plan.plan
-    runtime.attach.attach runtime.handle.Handle runtime.local_steps.local_steps.local_steps
-    runtime.state.redistribution.redistribute runtime.step.figures.mean_residual_norm
+    planning.measure.layers.profile planning.plan.plan runtime.attach.attach runtime.handle.Handle
+    runtime.local_steps.local_steps.local_steps runtime.state.redistribution.redistribute
+    runtime.step.figures.mean_residual_norm
 """
 _MODULES = {
     "catalogue": "planning.catalogue",
@@ -33,12 +33,12 @@ _MODULES = {
     "planner": "planning.planner",
 }
 _HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
-__all__ = ["__version__", "collective", "compress", "errors", "with_measured_scheme"]
-__all__ += [*_MODULES, *_HOME_OF]
+__all__ = ["__version__", "collective", "compress", "errors"]
+__all__ += [*_MODULES, *_HOME_OF, "measure_sparsity", "with_measured_scheme"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "with_measured_scheme":  # of the package gradwire-lab
+    if name in ("measure_sparsity", "with_measured_scheme"):  # of the package gradwire-lab
         return import_module(f"{__name__}.contract.registry").extension(name)
     home = f"{__name__}.{_HOME_OF.get(name) or _MODULES.get(name, name)}"
     try:

@@ -1,6 +1,7 @@
 """The names that ``__init__.py`` looks up at first use."""
 
 from gradwire_lab.exchange.measured_scheme import with_measured_scheme as with_measured_scheme
+from gradwire_lab.planning.zeros import measure_sparsity as measure_sparsity
 
 from . import collective as collective
 from . import compress as compress
@@ -38,14 +39,13 @@ from .exchange.pair import pair as pair
 from .exchange.warmup import with_warmup as with_warmup
 from .planning import catalogue as catalogue
 from .planning import planner as planner
-from .planning.clock.timeline import simulate as simulate
 from .planning.data.cluster import Cluster as Cluster
 from .planning.data.plan import Plan as Plan
 from .planning.data.profile import Profile as Profile
 from .planning.data.sparsity import SparsityProfile as SparsityProfile
 from .planning.measure.layers import profile as profile
-from .planning.measure.sparsity import measure_sparsity as measure_sparsity
 from .planning.plan import plan as plan
+from .planning.simulation.timeline import simulate as simulate
 from .runtime import fsdp as fsdp
 from .runtime import pilot as pilot
 from .runtime.attach import attach as attach

@@ -23,7 +23,7 @@ FLOORS = (
     ("dsl", "collective"),
     ("compress",),
     ("planning.data", "exchange"),
-    ("planning.exchanges", "planning.check", "planning.clock", "planning", "planning.planner"),
+    ("planning.exchanges", "planning.check", "planning.simulation", "planning", "planning.planner"),
     (
         "runtime",
         "planning.measure",
@@ -48,8 +48,8 @@ ORDER = {
 
 DISTRIBUTED = {
     "runtime": "carries the verbs out",
-    "planning/measure/allreduce.py": "measures torch's own all-reduce",
-    "planning/measure/links_rank.py": "joins the ranks that torchrun started",
+    "planning/measure/torch_allreduce.py": "measures torch's own all-reduce",
+    "planning/measure/links.py": "joins the ranks that torchrun started",
     "integrations": "meets frameworks that hold process groups",
     "gradwire_bench": "starts ranks, and compares with torch's own collectives",
     "papers": "the ranks of what they measure are joined by it",
@@ -64,7 +64,7 @@ PROCESSES = {
     "gradwire_bench/testbed/launch.py": "starts ranks on hosts",
     "gradwire_bench/testbed/netns.py": "starts the process that holds the namespaces",
     "kernels/compiler.py": "runs the C++ compiler",
-    "planning/measure/allreduce.py": "starts two ranks by torch.multiprocessing, for the loopback",
+    "planning/measure/torch_allreduce.py": "starts two ranks for the loopback",
 }
 """Files that may start processes, and why."""
 
@@ -183,7 +183,7 @@ def test_only_listed_files_start_processes() -> None:
 
 KNOWN = frozenset(
     {
-        "gradwire.planning.clock.run",
+        "gradwire.planning.simulation.run",
         "gradwire.planning.planner.usbyte",
         "gradwire.planning.data.plan",
     }
@@ -195,10 +195,10 @@ KNOWN = frozenset(
     [
         ("errors.py", "from .contract.units import format_bytes", 1),
         ("contract/units.py", "from ..errors import invalid", 0),
-        ("planning/clock/run.py", "from ..planner import usbyte", 1),
-        ("planning/clock/run.py", "from ..data import plan", 0),
-        ("planning/clock/run.py", "def f():\n    from gradwire.cli.report import table", 1),
-        ("planning/clock/__init__.py", "from ...cli.main import app", 1),
+        ("planning/simulation/run.py", "from ..planner import usbyte", 1),
+        ("planning/simulation/run.py", "from ..data import plan", 0),
+        ("planning/simulation/run.py", "def f():\n    from gradwire.cli.report import table", 1),
+        ("planning/simulation/__init__.py", "from ...cli.main import app", 1),
         ("contract/spec.py", "from gradwire_lab.compress import sidco", 1),
         ("contract/spec.py", "def f():\n    import gradwire_bench.testbed.hosts", 1),
         ("gradwire_lab/compress/sidco.py", "from gradwire_bench.testbed import hosts", 1),
@@ -211,7 +211,7 @@ KNOWN = frozenset(
         ("contract/spec.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..cli import main", 1),
         (
             "planning/planner/usbyte.py",
-            "from ._types import Plan\nfrom ..clock.run import simulate",
+            "from ._types import Plan\nfrom ..simulation.run import simulate",
             0,
         ),
     ],

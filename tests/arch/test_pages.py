@@ -186,7 +186,7 @@ def test_what_lies_elsewhere_is_still_mentioned() -> None:
 @pytest.mark.parametrize(
     ("text", "num_missing"),
     [
-        ("`runtime/step/engine.py` and `planning/clock/engine.py`, in docs/glossary.md", 0),
+        ("`runtime/step/engine.py` and `planning/simulation/events.py`, in docs/glossary.md", 0),
         ("write `compress/<name>.py`, `collective/NAME.py`; see tests/laws/broken*.py", 0),
         ("the folders `collective/steps/ collective/` and `gradwire_lab/compll_text/`", 0),
         ("see sparse/formats/_bits.py", 1),

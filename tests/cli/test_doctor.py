@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gradwire.cli.commands import doctor as diagnosis
-from gradwire.cli.commands.doctor import fit_rows, link_warnings, path_rows
+from gradwire.cli.commands.doctor import fit_rows, link_warnings
 from gradwire.cli.report.table import Row
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.measure.allreduce import LinkReport
+from gradwire.planning.measure.torch_allreduce import LinkReport
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -182,18 +182,3 @@ def test_a_bad_fit_is_called_bad(fit: LineFit, reliable: bool) -> None:
     report = LinkReport(world=4, backend="gloo", fit=fit)
     assert (link_warnings(report) == []) == reliable
     assert fit_rows(report)[0]["alpha_s"] == fit.alpha_s
-
-
-def test_the_path_names_parts_that_are_absent() -> None:
-    fit, path = LineFit(alpha_s=1e-4, per_unit_s=1e-8), {"encode": 0.5, "copy to host": None}
-    path["wire"] = 2.0
-    report = LinkReport(world=4, backend="nccl", fit=fit, device="cuda", path=path)
-    assert path_rows(report) == [
-        {"name": "encode", "median_s": 0.5, "where": "cuda"},
-        {
-            "name": "copy to host",
-            "median_s": None,
-            "where": "absent: nccl sends from memory of cuda",
-        },
-        {"name": "wire", "median_s": 2.0, "where": "nccl"},
-    ]

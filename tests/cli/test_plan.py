@@ -12,10 +12,10 @@ from gradwire.contract.registry import names
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
-from gradwire.planning.planner.bytescheduler import bytescheduler
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planner.bytescheduler import bytescheduler
 from tests.cli.conftest import Ended
 
 Gradwire = Callable[..., Ended]
@@ -122,10 +122,3 @@ def test_a_plan_of_another_model_is_refused(gradwire: Gradwire, tmp_path: Path) 
     assert "made for model 'vgg16', and the profile is of 'resnet50'" in ended.err
     usbyte(VGG16, EIGHT).model_copy(update={"model": "mine"}).save(path)
     assert "give its profile with --model" in gradwire("plan", "--show", str(path)).err
-
-
-def test_local_steps_are_priced_where_a_period_is_given(gradwire: Gradwire) -> None:
-    words = ("plan", "--model", "vgg16", "--planner", "ddp")
-    assert "With a period of 20 a step computes for" in gradwire(*words, "--period", "20").out
-    assert "period" not in gradwire(*words, "--explain").out
-    assert "period must be" in gradwire(*words, "--period", "0").err

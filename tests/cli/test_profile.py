@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from gradwire.errors import InvalidSetting
 from gradwire.planning.data.cluster import VERBS, Cluster, CodecFit
 from gradwire.planning.data.fit import fit_line
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.measure.links_rank import LinksBench
 from gradwire_bench.report import profile_pictures
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import run_ranks
@@ -169,15 +167,18 @@ def test_an_error_in_the_users_file_keeps_its_traceback(
 
 @pytest.mark.multi
 def test_hosts_are_really_measured() -> None:
-    bench = LinksBench(
-        compressors=("none",), sizes_bytes=(10_000, 100_000, 4_000_000), budget_s=0.01, threads=1
-    )
+    settings = {
+        "compressors": ["none"],
+        "sizes_bytes": [10_000, 100_000, 4_000_000],
+        "budget_s": 0.01,
+        "threads": 1,
+    }
     told: list[float] = []
     with open_hosts(Testbed(hosts=2)) as hosts:
         found = run_ranks(
             hosts,
-            "gradwire.planning.measure.links_rank",
-            json.loads(json.dumps(asdict(bench))),
+            "gradwire_bench.testbed.measured",
+            settings,
             report=lambda fraction, what: told.append(fraction),
             timeout_s=100,
         )

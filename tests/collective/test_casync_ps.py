@@ -12,7 +12,7 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.contract import Compressor
 from gradwire.exchange.pair import pair
 from gradwire_lab.compress.hardthreshold import hardthreshold
-from tests.planning.clock.test_computes import CHUNK, Done, computes
+from tests.planning.simulation.test_computes import CHUNK, Done, computes
 
 IN_ROUNDS = casync_ps(room_bytes=0)
 

@@ -22,12 +22,12 @@ from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.hosts import with_hosts
 from gradwire.exchange.local import Outcome, drive
 from gradwire.exchange.pair import pair
-from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
-from tests.planning.clock.test_computes import computes
 from tests.planning.profiles import exact_cluster
+from tests.planning.simulation.test_computes import computes
 
 FEWER = (
     casync_ps(partitions=1),

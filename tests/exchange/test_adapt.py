@@ -22,7 +22,7 @@ from gradwire.exchange.adapt import (
 )
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import choose_together
-from gradwire.planning.clock.supersteps import record
+from gradwire.planning.simulation.supersteps import record
 from gradwire_lab.laws.cases import states_of
 
 rows = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=4)

@@ -12,7 +12,7 @@ from gradwire.contract.travel import sent_bytes
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.local import drive
-from gradwire.planning.clock.supersteps import record
+from gradwire.planning.simulation.supersteps import record
 
 PAPER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 NUMEL, WORLD = 20_000, 2

@@ -17,11 +17,11 @@ from gradwire.errors import InvalidSetting
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.bytescheduler import bytescheduler
-from gradwire.planning.planner.usbyte_extended import usbyte_extended
+from gradwire.planning.planner_settings import WholeNumbers, settings_of
 from gradwire.planning.price import iteration_s
-from gradwire.planning.settings import WholeNumbers, settings_of
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planner.bytescheduler import bytescheduler
+from gradwire_lab.planner.usbyte_extended import usbyte_extended
 from gradwire_lab.planning.tune import search_space, tune
 from tests.planning.profiles import TEN_GBIT, exact_cluster, random_instance
 

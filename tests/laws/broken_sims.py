@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from gradwire.contract.trace.span import Span, Trace
-from gradwire.planning.clock.network import Flow, Network
-from gradwire.planning.clock.timeline import simulate, simulate_exchange
+from gradwire.planning.simulation.network import Flow, Network
+from gradwire.planning.simulation.timeline import simulate, simulate_exchange
 from tests.laws import sim_laws as laws
 
 

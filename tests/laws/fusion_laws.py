@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 
-from gradwire.planning.fusion import Arrival, SparseCost
 from gradwire.planning.price import TIE
+from gradwire_lab.planning.fusion import Arrival, SparseCost
 
 Groups = list[list[Arrival]]
 Fuse = Callable[[Sequence[Arrival], SparseCost], Groups]
@@ -14,13 +14,13 @@ Fuse = Callable[[Sequence[Arrival], SparseCost], Groups]
 SLACK = 1e-12
 
 
-def last_s(groups: Groups, cost: SparseCost, *, apart: bool = False) -> float:
+def last_s(groups: Groups, cost: SparseCost) -> float:
     """The second at which the last group has arrived, by a clock: lane first, then link."""
     lane_s = link_s = 0.0
     for group in groups:
         numels = [one.tensor.numel for one in group]
         lane_s += sum(one.backward_s for one in group)
-        lane_s += sum(map(cost.encode_s, numels)) if apart else cost.encode_s(sum(numels))
+        lane_s += cost.encode_s(sum(numels))
         link_s = max(lane_s, link_s) + cost.gather_s(sum(numels))
     return link_s
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion
 from gradwire_lab.laws.inputs import MIXED, profile_of
+from gradwire_lab.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion
 from tests.laws import broken_fusions as broken
-from tests.laws.fusion_laws import LAWS, Fuse, every_fusion, last_s
+from tests.laws.fusion_laws import LAWS, Fuse
 from tests.strategies import bounded
 
 lines = st.builds(LineFit, alpha_s=st.floats(0.0, 0.02), per_unit_s=st.floats(0.0, 1e-5))
@@ -68,15 +68,6 @@ def test_fusion_law_bites(law: Callable[..., None], fuse: Fuse) -> None:
     holds(best_fusion)
     with pytest.raises(AssertionError):
         holds(fuse)
-
-
-@bounded(40)
-@given(every=drawn(), cost=costs)
-def test_tensors_encoded_apart(every: list[Arrival], cost: SparseCost) -> None:
-    """The clock of tensors that are each encoded by themselves has another best fusion."""
-    ends_s = [last_s(groups, cost, apart=True) for groups in every_fusion(every)]
-    found_s = last_s(best_fusion(every, cost, apart=True), cost, apart=True)
-    assert found_s <= min(ends_s, default=0.0) * 1.005 * (1 + 1e-12)
 
 
 @bounded(40)

@@ -19,7 +19,7 @@ from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.settings import settings_of
+from gradwire.planning.planner_settings import settings_of
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planning.tune import tune
 from tests.laws import broken_inputs as broken

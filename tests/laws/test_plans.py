@@ -16,15 +16,15 @@ from gradwire.contract.registry import examples, load, names
 from gradwire.contract.trace.span import Trace
 from gradwire.errors import InvalidSetting
 from gradwire.planning.check import check
-from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.bytescheduler import bytescheduler
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.laws.planners import LAWS, Planner, law_same_facts_same_plan
+from gradwire_lab.planner.bytescheduler import bytescheduler
 from tests.laws import broken_plans as broken
 from tests.laws import trace_laws
 from tests.planning.profiles import clusters, exact_cluster, measured, profiles

@@ -20,16 +20,16 @@ from gradwire.contract.trace.span import Trace
 from gradwire.exchange.by_name import by_name
 from gradwire.exchange.error_feedback import ErrorFeedback, feedback_refusal
 from gradwire.exchange.pair import Pair, pair
-from gradwire.planning.clock.network import Network
-from gradwire.planning.clock.timeline import simulate, simulate_exchange
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.bytescheduler import bytescheduler
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.simulation.network import Network
+from gradwire.planning.simulation.timeline import simulate, simulate_exchange
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.laws.planners import Planner
+from gradwire_lab.planner.bytescheduler import bytescheduler
 from tests.laws import broken_sims as broken
 from tests.laws.cases import kind_of, name_of, own_exchanges, pairs
 from tests.laws.sim_laws import (

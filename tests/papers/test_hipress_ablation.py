@@ -8,10 +8,10 @@ import pytest
 
 from gradwire.planning import catalogue
 from gradwire.planning.check import check
-from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.exchanges import refuse_encodes
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_bench.schedule.replay import scaled_profile
 from papers.hipress import ablation
 

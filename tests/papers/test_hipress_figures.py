@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradwire.planning import catalogue
 from gradwire.planning.check import check
-from gradwire.planning.clock.clock import run_on_clock
+from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_bench.workloads.task import TrainingTask, class_loss
 from papers.frame import Findings
 from papers.hipress import accuracy, convergence, sizes, speed, throughput, varied

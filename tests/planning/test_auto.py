@@ -21,7 +21,7 @@ from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity, unit_sparsity
+from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity
 from gradwire.planning.default_fusion import default_messages
 from gradwire.planning.exchanges import exchanges_of
 from gradwire.planning.explain import explain
@@ -29,7 +29,6 @@ from gradwire.planning.judgement import (
     FIDELITIES,
     LOSS_OVER_DENSE,
     MARGIN,
-    Judgement,
     PricedPlan,
     Survey,
     admitted,
@@ -37,9 +36,10 @@ from gradwire.planning.judgement import (
 from gradwire.planning.planner.auto import auto, survey
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.planner_settings import Planner
 from gradwire.planning.price import iteration_s
-from gradwire.planning.settings import Planner
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planning.index_sets import unit_sparsity
 from tests.arch.source import ROOT
 from tests.planning.profiles import clusters, profiles
 from tests.strategies import bounded
@@ -126,20 +126,6 @@ def uneven_cluster(num_ranks: int = 4) -> Cluster:
     return cluster.model_copy(update={"codecs": codecs})
 
 
-@pytest.mark.parametrize("num_ranks", [4, pytest.param(64, marks=pytest.mark.slow)])
-def test_two_compressors_share_a_model_where_lane_and_link_are_both_busy(num_ranks: int) -> None:
-    profile, cluster = catalogue.load("gpt2"), uneven_cluster(num_ranks)
-    found = survey(profile, cluster, "safe", True)
-    (both,) = [one for one in found.lossy if len(compressors(one.plan)) == 2]
-    check(both.plan, profile)
-    singles = [one.seconds for one in found.lossy if len(compressors(one.plan)) == 1]
-    assert iteration_s(both.plan, profile, cluster) < 0.99 * min(singles)
-    said = Judgement(found, profile, cluster, "safe", lambda other: True).sentences()
-    assert f"{both.name} " in " ".join(said)
-    assert format_seconds(both.seconds) in " ".join(said)
-    assert " beside " in both.name
-
-
 def made_up(name: str, seconds: float, num_messages: int, lane_s: float = 0.0) -> PricedPlan:
     chunk = (Chunk(tensor="t", start=0, stop=1),)
     messages = (PlannedMessage(chunks=chunk, exchange=name),) * num_messages
@@ -191,11 +177,6 @@ def test_what_attach_does_without_a_plan_is_among_the_plans() -> None:
     ]
     assert own == [([c.tensor for c in m.chunks], m.exchange != DENSE) for m in plan.messages]
     assert exchanges_of(plan)["uniform"] == exchange
-
-
-def test_one_compressor_is_enough_where_all_take_the_same_time() -> None:
-    found = survey(catalogue.load("gpt2"), cluster_of(), "safe", True)
-    assert all(len(compressors(one.plan)) == 1 for one in found.lossy)
 
 
 @pytest.mark.parametrize("cluster", [cluster_of(), uneven_cluster()], ids=["even", "uneven"])

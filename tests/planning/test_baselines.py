@@ -9,16 +9,16 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.bytescheduler import bytescheduler
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import MIXED, LayerRow, profile_of
+from gradwire_lab.planner.bytescheduler import bytescheduler
 from tests.planning.profiles import clusters, exact_cluster, random_instance
 from tests.strategies import bounded
 

@@ -7,14 +7,14 @@ import random
 import pytest
 
 from gradwire.contract.registry import load, names
-from gradwire.planning.clock.clock import backward_ends
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Chunk, Plan, PlannedMessage
 from gradwire.planning.explain import alternatives, explain
-from gradwire.planning.exposed import Account, Wait, ready_times
+from gradwire.planning.exposed import Account, Wait
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import profile_of
 from tests.planning.profiles import (
     CODECS,
@@ -95,11 +95,10 @@ def test_idle_though_ready_is_the_head_of_the_lines_doing() -> None:
     assert Account.of(wfbp(late, FREE), late, FREE).idle_though_ready() == (0.0, -1)
 
 
-def test_ready_times_are_those_of_the_slowest_gradient() -> None:
+def test_a_message_is_ready_with_its_slowest_gradient() -> None:
     both = PlannedMessage(chunks=(*T0.chunks, *T1.chunks))
-    ends_s = backward_ends(TWO)
-    assert ready_times(_plan(T1, T0), TWO, ends_s) == [1.0, 1.5]
-    assert ready_times(_plan(both), TWO, ends_s) == [1.5]
+    assert run_on_clock(_plan(T1, T0), TWO, FREE).ready_s == [1.0, 1.5]
+    assert run_on_clock(_plan(both), TWO, FREE).ready_s == [1.5]
 
 
 def test_said_figures_are_the_models() -> None:

@@ -11,9 +11,9 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.bytescheduler import bytescheduler
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire_lab.planner.bytescheduler import bytescheduler
 from tests.planning.profiles import TEN_GBIT, vgg16
 
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import time
 
@@ -11,19 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.planning import catalogue
-from gradwire.planning.buckets import buckets, merged_buckets
+from gradwire.planning.buckets import buckets
 from gradwire.planning.check import check
-from gradwire.planning.clock.clock import run_on_clock
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.phases import Instance
 from gradwire.planning.planner.usbyte import usbyte
-from gradwire.planning.planner.usbyte_extended import usbyte_extended
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.planning.tune import search_space, tune
 from tests.planning.profiles import (
@@ -197,23 +193,6 @@ def test_a_block_holds_at_least_one_element_and_dtypes_stay_apart() -> None:
     check(usbyte(profile, EIGHT, basic_partition_bytes=1), profile)
 
 
-@pytest.mark.parametrize("credit", [1, 4])
-def test_the_extensions_never_make_it_longer_and_sometimes_much_shorter(credit: int) -> None:
-    draw = random.Random(11)
-    gains = []
-    for _ in range(60):
-        profile, cluster, basic_bytes = random_instance(draw, draw.randint(1, 10))
-        papers = usbyte(profile, cluster, basic_partition_bytes=basic_bytes)
-        extended = usbyte_extended(
-            profile, cluster, basic_partition_bytes=basic_bytes, credit=credit
-        )
-        gains.append(
-            iteration_s(papers, profile, cluster) / iteration_s(extended, profile, cluster)
-        )
-    assert min(gains) >= 1
-    assert max(gains) > 1.5
-
-
 def test_under_the_papers_name_one_block_travels_and_nothing_is_merged() -> None:
     """Tuned or not: the search is that of S_p alone."""
     assert list(search_space(usbyte)) == ["basic_partition_bytes"]
@@ -226,51 +205,6 @@ def test_under_the_papers_name_one_block_travels_and_nothing_is_merged() -> None
             assert set(plan.settings) == {"basic_partition_bytes", "trials"}
             for message in plan.messages:
                 assert len({layer_of[chunk.tensor] for chunk in message.chunks}) == 1
-
-
-def test_the_extended_planner_bears_another_name() -> None:
-    assert usbyte_extended(vgg16(), EIGHT).planner == "usbyte_extended"
-    assert set(search_space(usbyte_extended)) == {"basic_partition_bytes", "credit"}
-
-
-def test_merging_joins_small_neighbours_only() -> None:
-    """alpha is 1 s and a byte takes 1/64: below 8 times 64 bytes everything is merged."""
-    small = [([4], 0.125, 0.125)] * 6
-    profile = profile_of(*small, ([1024], 0.125, 0.125), *small)
-    cluster = exact_cluster(hop_s=0.5, rate=64.0)
-    plan = usbyte_extended(profile, cluster, basic_partition_bytes=2**20, credit=1)
-    assert sorted(len(message.chunks) for message in plan.messages) == [1, 6, 6]
-    assert len(usbyte(profile, cluster, basic_partition_bytes=2**20).messages) == 13
-
-
-def test_resnet50_on_128_ranks_is_4_times_as_fast_with_layers_merged() -> None:
-    profile, many = catalogue.load("resnet50"), Cluster(num_ranks=128, rate_bytes_per_s=TEN_GBIT)
-    plans = usbyte(profile, many), usbyte_extended(profile, many, credit=1)
-    papers_s, merged_s = (iteration_s(plan, profile, many) for plan in plans)
-    assert papers_s / merged_s == pytest.approx(4.8, abs=0.05)
-
-
-def test_where_bytes_cost_nothing_all_layers_are_one() -> None:
-    profile = profile_of(([64], 1.0, 0.125), ([64], 0.125, 0.125), ([900], 0.125, 0.125))
-    line = LineFit(alpha_s=0.5, per_unit_s=0.0)
-    cluster = Cluster(num_ranks=2, rate_bytes_per_s=1e6, collectives={"all_reduce": line})
-    plan = usbyte_extended(profile, cluster, credit=1)
-    assert len(plan.messages) == 1
-
-
-def test_merged_layers_keep_dtypes_apart() -> None:
-    profile = profile_of(*[([8, 8], 0.01, 0.01)] * 4, dtypes=MIXED)
-    cut = merged_buckets(buckets(profile), math.inf)
-    assert [bucket.dtype for bucket in cut] == [b.dtype for b in buckets(profile)]
-    alike = merged_buckets(buckets(profile_of(*[([8, 8], 0.01, 0.01)] * 4)), math.inf)
-    assert [(bucket.layer, bucket.numel) for bucket in alike] == [(0, 64)]
-
-
-def test_credit_is_what_the_plan_uses_at_most() -> None:
-    profile, alone = vgg16(), profile_of(([64], 1.0, 1.0))
-    many = Cluster(num_ranks=128, rate_bytes_per_s=TEN_GBIT)
-    assert usbyte_extended(profile, many, credit=4).credit == 4
-    assert usbyte_extended(alone, many, credit=4).credit == 1
 
 
 @pytest.mark.parametrize("rate", [TEN_GBIT, 10 * TEN_GBIT])

@@ -7,17 +7,18 @@ import pytest
 
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.sparse_schemes import SCHEMES
-from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity, unit_sparsity
+from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity
 from gradwire.planning.exchanges import exchanges_of
 from gradwire.planning.explain import explain
 from gradwire.planning.plan import plan as make_plan
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.zen import zen
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.planners import LAWS
+from gradwire_lab.planning.index_sets import unit_sparsity
 from tests.planning.profiles import CODECS, exact_cluster
 
 ROWS, WIDTH = 2000, 32

@@ -24,7 +24,6 @@ from gradwire.contract import Exchange
 from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Among
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.exchange.by_name import run_local
-from gradwire.planning.measure.allreduce import PARTS, path_s
 from gradwire.runtime.device import backends
 from gradwire.runtime.device.devices import Accelerator
 from gradwire.runtime.device.staging import Staging
@@ -343,16 +342,3 @@ def test_a_group_carries_out_the_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nccl_serves_cuda_alone() -> None:
     assert Accelerator(torch.cuda).network_name(torch.device("xpu:0")) is None
-
-
-def path(rank: int, world: int) -> dict[str, float | None]:
-    noted = late.install()
-    found = path_s(late.DEVICE, torch.device("cpu"))
-    assert not noted.wrong
-    return found
-
-
-def test_a_devices_path_has_copies(late_two: Ranks) -> None:
-    for found in late_two.run(path):
-        assert tuple(found) == PARTS
-        assert all(found.values())

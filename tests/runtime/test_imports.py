@@ -32,7 +32,7 @@ UNASKED = [
     "runtime.controls",
     "planning.data",
     "planning.planner",
-    "planning.clock",
+    "planning.simulation",
     "dsl.gpu",
     "kernels.sparse",
 ]

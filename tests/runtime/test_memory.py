@@ -12,7 +12,7 @@ from torch import nn
 import gradwire as gw
 from gradwire.contract.registry import load
 from gradwire.contract.scratch import passing, passing_bytes
-from gradwire.planning.measure.memory import bytes_an_element
+from gradwire.planning.measure.kept_memory import bytes_an_element
 from gradwire.runtime.step.figures import KINDS
 from tests.runtime.ranks import Ranks
 

@@ -16,7 +16,7 @@ from gradwire.exchange.by_name import named_collective
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.measure.sparsity import measure_sparsity
+from gradwire_lab.planning.zeros import measure_sparsity
 from tests.runtime.models import Words, sparse_rows
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import ddp, digest

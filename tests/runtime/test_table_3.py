@@ -1,6 +1,6 @@
 """HiPress, table 3: what is encoded and decoded beside no transfer, from the runtime's trace.
 
-The simulator's is in ``planning/clock/test_computes``. An encode or a decode is alone where no
+The simulator's is in ``planning/simulation/test_computes``. An encode or a decode is alone where no
 communication of its rank is under way. gamma counts decodes, and merges but for that of the own
 gradient, which decodes nothing. As in section 6.1 aggregators are workers: beta and gamma are at
 most N.
@@ -26,7 +26,7 @@ from gradwire.exchange.pair import Pair, pair
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.step.engine import Driver, Engine
 from gradwire.runtime.step.task_graph import Task
-from tests.planning.clock.test_computes import CHUNK, computes
+from tests.planning.simulation.test_computes import CHUNK, computes
 from tests.runtime.ranks import Ranks
 
 PS, RING = casync_ps(room_bytes=0), casync_ring(half_bytes=10**9)

@@ -77,7 +77,13 @@ KINDS = {
         "planner",
         "gradwire.planning.planner",
         "gradwire.planners",
-        dict.fromkeys(("cupcake", "espresso", "omgs", "selective_fusion"), _LAB),
+        dict.fromkeys(
+            [
+                *("bytescheduler", "cupcake", "espresso", "omgs", "secopa", "selective_fusion"),
+                *("ssfusion", "usbyte_extended"),
+            ],
+            _LAB,
+        ),
     ),
     "pilot": Kind("pilot", "gradwire.runtime.pilot"),
     "sparse.formats": Kind("sparse format", "gradwire.kernels.sparse.formats"),
@@ -96,7 +102,9 @@ COMMANDS = Kind(
 """The commands of ``gradwire``, which are found as algorithms are."""
 
 EXTENSIONS = {
-    **dict.fromkeys(("compll_text", "tune", "with_measured_scheme"), _LAB),
+    **dict.fromkeys(
+        ("compll_text", "measure_sparsity", "tune", "with_measured_scheme", "zeros"), _LAB
+    ),
     **dict.fromkeys(("kernel_bench", "pictures", "testbed"), _BENCH),
 }
 """Modules and functions that are used where they are installed, and the package that has each."""

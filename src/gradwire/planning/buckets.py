@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..contract.bounds import check_whole
-from ..errors import invalid
-from .data.plan import MOST_CREDIT, Chunk, PlannedMessage
+from .data.plan import Chunk, PlannedMessage
 from .data.profile import Profile, ProfiledTensor
-
-MOST_MESSAGES = 2**18
-"""The most messages of a plan. So many take half a gigabyte of memory and a minute to price."""
 
 
 @dataclass(frozen=True)
@@ -70,19 +65,6 @@ def buckets(profile: Profile) -> list[Bucket]:
     return found
 
 
-def merged_buckets(cut: Sequence[Bucket], size_bytes: float) -> list[Bucket]:
-    """Neighbours of one dtype in one bucket, as long as each is smaller than ``size_bytes``."""
-    found: list[Bucket] = []
-    for bucket in cut:
-        last = found[-1] if found else None
-        small = last is not None and max(last.size_bytes, bucket.size_bytes) < size_bytes
-        if last is not None and small and last.dtype == bucket.dtype:
-            found[-1] = Bucket(last.layer, last.tensors + bucket.tensors)
-        else:
-            found.append(bucket)
-    return found
-
-
 def whole_buckets(*fused: Bucket) -> PlannedMessage:
     """One message of several whole buckets."""
     return PlannedMessage(chunks=tuple(chunk for bucket in fused for chunk in bucket.chunks()))
@@ -91,15 +73,3 @@ def whole_buckets(*fused: Bucket) -> PlannedMessage:
 def check_bytes(what: str, given: int) -> None:
     """Refuses ``given`` unless it is a size of a message in bytes: a whole number of at least 1."""
     check_whole(what, given, "sizes are in bytes")
-
-
-def check_count(what: str, given: int, num_messages: int) -> None:
-    """Refuses a size with which the plan would have more than ``MOST_MESSAGES`` messages."""
-    if num_messages > MOST_MESSAGES:
-        accepted = f"a size that cuts this model into at most {MOST_MESSAGES} messages"
-        raise invalid(what, given, f"{accepted}, and not {num_messages}", "write a larger one")
-
-
-def check_credit(given: int) -> None:
-    """Refuses ``given`` unless it is a whole number of channels from 1 to ``MOST_CREDIT``."""
-    check_whole("credit", given, "4 is usual", most=MOST_CREDIT)

@@ -1,10 +1,9 @@
-"""Drafts: plans of one blend, each by a few numbers, so that a search can go through many of them.
+"""Drafts: plans of one blend, each by a few numbers, so that a search can go through all of them.
 
-A blend has one exchange beside the dense one, or two. The first tensors in backward order stay
-dense, which the backward pass may hide. Of the others matrices go through the exchange and vectors
-stay dense. Of two exchanges the second takes the first of these matrices, or the last: one that
-encodes fast leaves the compute lane to one that sends less. Each of these streams is cut into
-messages of equal length, sent in the order of readiness or, where the next forward pass is
+A blend has one exchange beside the dense one, or none. The first tensors in backward order may stay
+dense, which the backward pass may hide, and which leaves the compute lane free. Of the others
+matrices go through the exchange, and vectors stay dense and travel together. Each of these streams
+is cut into messages of equal length, in the order of readiness or, where the next forward pass is
 overlapped, of urgency.
 
 Letters: T tensors in backward order."""
@@ -12,11 +11,12 @@ Letters: T tensors in backward order."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from typing import Any, NamedTuple
+from itertools import accumulate, product, starmap
+from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 
@@ -24,16 +24,23 @@ from ..contract import Exchange
 from ..contract.spec import CHUNK_ALIGNMENT
 from ..errors import InvalidSetting
 from ..exchange.hosts import on_hosts
-from .clock.clock import UNHINDERED, ByPriority, FixedOrder, backward_ends, carry, forward_times
-from .clock.engine import Traffic, play
-from .clock.pace import Pace, missing_s
-from .clock.representative import MANY, MessageParts, parts_between, supersteps_of_parts
-from .clock.supersteps import MOST_PLAYED, Tariff
 from .data.cluster import Cluster
 from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from .data.profile import Profile, ProfiledTensor
 from .default_fusion import DEFAULT_CHANNELS, default_messages
 from .exchanges import exchange_of_setting
+from .simulation.clock import (
+    UNHINDERED,
+    ByPriority,
+    FixedOrder,
+    backward_ends,
+    carry,
+    forward_times,
+)
+from .simulation.events import Traffic, play
+from .simulation.pace import Pace, missing_s
+from .simulation.representative import MANY, MessageParts, parts_between, supersteps_of_parts
+from .simulation.supersteps import MOST_PLAYED, Tariff
 
 # ---- drafts ------------------------------------------------------------------------------------
 
@@ -42,30 +49,15 @@ FEW = 4
 """The most ranks for which what ``attach`` sends by default is counted."""
 
 
-class SecondPart(NamedTuple):
-    """The part of the matrices that goes through a blend's second exchange."""
-
-    share: float
-    is_last: bool
-    """Whether it is the last of them in backward order, or the first."""
-
-
 class Draft(NamedTuple):
     """The numbers that a plan of a blend is made from."""
 
-    dense_share: float
-    """The share of all bytes, from the first gradient on, that stays dense."""
-    num_dense: int
-    """The messages that these travel in."""
-    num_pieces: int
-    """The messages of what goes through the exchange."""
-    vectors_last: bool
-    """Whether the other vectors travel together, and not behind the piece that they came with."""
+    num_messages: int
+    """The messages of all gradients or, where there is an exchange, of all matrices."""
     credit: int
     overlap_forward: bool
-    second: SecondPart = SecondPart(0.0, False)
-    num_second: int = 1
-    """The messages of what goes through the second exchange."""
+    dense_share: float = 0.0
+    """The share of all bytes, from the first gradient on, that stays dense beside an exchange."""
     is_default: bool = False
     """Whether messages are those that ``attach`` makes without a plan, whatever else is here."""
 
@@ -94,19 +86,13 @@ class DraftedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Blend:
-    """Up to two exchanges beside the dense one, by name, for one model on one cluster."""
+    """The dense exchange and at most one other, by name, for one model on one cluster."""
 
     profile: Profile
     cluster: Cluster
-    settings: tuple[tuple[str, ExchangeSetting], ...] = ()
-
-    @property
-    def name(self) -> str:
-        return " beside ".join(name for name, _ in self.settings) or DENSE
-
-    def beside(self, other: Blend) -> Blend:
-        """This one's exchange, with another one's as the second."""
-        return Blend(self.profile, self.cluster, (*self.settings, *other.settings))
+    name: str = DENSE
+    setting: ExchangeSetting | None = None
+    """The other exchange; None where all is dense."""
 
     @cached_property
     def tensors(self) -> list[tuple[ProfiledTensor, int]]:
@@ -123,34 +109,33 @@ class Blend:
         return backward_ends(self.profile)
 
     @cached_property
-    def exchanges(self) -> dict[str, tuple[Exchange, Tariff]]:
-        """Every exchange, and what it is asked for on the cluster, by name."""
-        count = self.cluster.ranks_per_host
-        made = {name: on_hosts(exchange_of_setting(one), count) for name, one in self.settings}
-        return {name: (one, Tariff.of(one, self.cluster)) for name, one in made.items()}
+    def exchange(self) -> Exchange:
+        """The other exchange, as hosts carry it out; there is one."""
+        assert self.setting is not None
+        return on_hosts(exchange_of_setting(self.setting), self.cluster.ranks_per_host)
+
+    @cached_property
+    def tariff(self) -> Tariff:
+        """The prices that the cluster asks of the other exchange."""
+        return Tariff.of(self.exchange, self.cluster)
 
     @property
     def is_possible(self) -> bool:
-        """Whether exchanges can be simulated here, which one that looks at values cannot.
+        """Whether the exchange can be simulated here, which one that looks at values cannot.
 
         Hosts of several ranks cut every tensor, and more ranks than can be played none knows.
         """
+        if self.setting is None:
+            return True
         is_cut = self.cluster.ranks_per_host > 1
-        if self.cluster.num_ranks > MOST_PLAYED or (
-            is_cut and any(exchange_of_setting(one).keeps_whole for _, one in self.settings)
-        ):
+        keeps_whole = exchange_of_setting(self.setting).keeps_whole
+        if self.cluster.num_ranks > MOST_PLAYED or (is_cut and keeps_whole):
             return False
         try:
-            for exchange, tariff in self.exchanges.values():
-                parts_between(exchange, 64, torch.float32, tariff)
+            parts_between(self.exchange, 64, torch.float32, self.tariff)
         except InvalidSetting:
             return False
         return True
-
-    @cached_property
-    def upto_bytes_T(self) -> list[int]:
-        """Bytes of the tensors up to each place, that one among them."""
-        return list(accumulate(tensor.size_bytes for tensor, _ in self.tensors))
 
     def messages(self, draft: Draft) -> list[DraftedMessage]:
         """The messages of a draft in issue order."""
@@ -170,11 +155,11 @@ class Blend:
 
     @cached_property
     def _default(self) -> list[DraftedMessage]:
-        """The messages that ``attach`` makes with the first exchange and without a plan."""
-        name, setting = self.settings[0]
+        """The messages that ``attach`` makes with the exchange and without a plan."""
+        assert self.setting is not None
         # With more ranks each sends hardly more, and to count it tensor by tensor takes seconds.
         num_hosts = min(self.cluster.across.num_ranks, FEW)
-        exchange = exchange_of_setting(setting)
+        exchange = exchange_of_setting(self.setting)
         places = {tensor.name: place for place, (tensor, _) in enumerate(self.tensors)}
         params = [
             (one.name, torch.empty(one.shape, dtype=getattr(torch, one.dtype), device="meta"))
@@ -183,48 +168,36 @@ class Blend:
         found = []
         for members, made in default_messages(params, exchange, num_hosts):
             whole = (DraftedRange(places[one], 0, param.numel()) for one, param in members)
-            found.append(DraftedMessage(tuple(whole), name if made == exchange else DENSE))
+            found.append(DraftedMessage(tuple(whole), self.name if made == exchange else DENSE))
         return found
 
     def _messages(self, draft: Draft) -> Iterator[DraftedMessage]:
         """The messages of a draft, those of each stream in backward order."""
-        limit_bytes = draft.dense_share * self.upto_bytes_T[-1] if self.tensors else 0.0
-        first, matrices, vectors = list[DraftedRange](), list[DraftedRange](), list[DraftedRange]()
-        for place, (tensor, _) in enumerate(self.tensors):
-            whole = DraftedRange(place, 0, tensor.numel)
-            if not self.settings or self.upto_bytes_T[place] <= limit_bytes:
-                first.append(whole)
-            else:
-                (matrices if len(tensor.shape) > 1 else vectors).append(whole)
-        for ranges in self._cut(first, draft.num_dense, is_whole=False):
+        every = [DraftedRange(place, 0, one.numel) for place, (one, _) in enumerate(self.tensors)]
+        share = 1.0 if self.setting is None else draft.dense_share
+        upto_bytes = list(accumulate(tensor.size_bytes for tensor, _ in self.tensors))
+        num_first = bisect_right(upto_bytes, share * upto_bytes[-1]) if every else 0
+        num_dense = max(1, round(share * draft.num_messages))
+        for ranges in self._cut(every[:num_first], num_dense, is_whole=False):
             yield DraftedMessage(ranges, DENSE)
-        pieces = list(self._pieces(matrices, draft))
+        if self.setting is None:
+            return
+        rest, shapes = every[num_first:], [tensor.shape for tensor, _ in self.tensors]
+        vectors = [one for one in rest if len(shapes[one.place]) < 2]
+        matrices = [one for one in rest if len(shapes[one.place]) > 1]
+        pieces = [
+            DraftedMessage(ranges, self.name)
+            for ranges in self._cut(
+                matrices, draft.num_messages, is_whole=self.exchange.keeps_whole
+            )
+        ]
         if vectors and self.cluster.num_ranks >= MANY:
-            trimmed = [(self._trimmed(one), one.exchange) for one in pieces]
-            pieces = [DraftedMessage(kept, name) for (kept, _), name in trimmed if kept]
-            vectors = sorted((*vectors, *(one for (_, left), _ in trimmed for one in left)))
+            trimmed = [self._trimmed(one.ranges) for one in pieces]
+            pieces = [DraftedMessage(kept, self.name) for kept, _ in trimmed if kept]
+            vectors = sorted((*vectors, *(one for _, left in trimmed for one in left)))
         yield from pieces
-        lasts = [] if draft.vectors_last else [one.ranges[-1].place for one in pieces[:-1]]
-        for last, before in zip((*lasts, len(self.tensors)), (-1, *lasts), strict=True):
-            beside = [one for one in vectors if before < one.place <= last]
-            for ranges in self._cut(beside, 1, is_whole=True):
-                yield DraftedMessage(ranges, DENSE)
-
-    def _pieces(self, matrices: list[DraftedRange], draft: Draft) -> Iterator[DraftedMessage]:
-        """The messages of what goes through exchanges, in backward order."""
-        names, counts, parts = list(self.exchanges), [draft.num_pieces], [matrices]
-        if len(names) > 1:
-            share, is_last = draft.second
-            counts.append(draft.num_second)
-            if not is_last:
-                names, counts = names[::-1], counts[::-1]
-            upto = list(accumulate(one.numel for one in matrices)) or [0]
-            at = bisect_right(upto, (1 - share if is_last else share) * upto[-1])
-            parts = [matrices[:at], matrices[at:]]
-        for name, count, part in zip(names, counts, parts, strict=False):
-            is_whole = self.exchanges[name][0].keeps_whole
-            for ranges in self._cut(part, count, is_whole=is_whole):
-                yield DraftedMessage(ranges, name)
+        for ranges in self._cut(vectors, 1, is_whole=True):
+            yield DraftedMessage(ranges, DENSE)
 
     @property
     def _even(self) -> int:
@@ -253,17 +226,17 @@ class Blend:
             if ranges:
                 yield tuple(ranges)
 
-    def _trimmed(self, message: DraftedMessage) -> tuple[Ranges, Ranges]:
+    def _trimmed(self, ranges: Ranges) -> tuple[Ranges, Ranges]:
         """A message's ranges up to a multiple of ``_even`` elements, and what is behind it.
 
         It takes seconds to price an exchange of many ranks whose chunks differ. One that takes
         tensors whole has no chunks.
         """
-        if self.exchanges[message.exchange][0].keeps_whole:
-            return message.ranges, ()
-        room = sum(one.numel for one in message.ranges) // self._even * self._even
+        if self.exchange.keeps_whole:
+            return ranges, ()
+        room = sum(one.numel for one in ranges) // self._even * self._even
         kept, left = list[DraftedRange](), list[DraftedRange]()
-        for place, start, stop in message.ranges:
+        for place, start, stop in ranges:
             border = min(stop, start + room)
             room -= border - start
             kept += [DraftedRange(place, start, border)] * (border > start)
@@ -277,8 +250,7 @@ class Blend:
         numel = sum(one.numel for one in message.ranges)
         first = self.tensors[message.ranges[0].place][0]
         if message.exchange != DENSE:
-            exchange, tariff = self.exchanges[message.exchange]
-            return parts_between(exchange, numel, getattr(torch, first.dtype), tariff)
+            return parts_between(self.exchange, numel, getattr(torch, first.dtype), self.tariff)
         size_bytes = numel * (first.size_bytes // first.numel)
         latency_s, work_s = self.cluster.parts_s("all_reduce", size_bytes)
         sent_bytes = self.cluster.wire_bytes(size_bytes)
@@ -287,19 +259,13 @@ class Blend:
     def seconds(self, draft: Draft) -> float:
         """About what ``price.iteration_s`` says of the draft's plan."""
         messages = self.messages(draft)
-        ready_s, soonest_s = [], 0.0
-        for one in messages:
-            soonest_s = max(soonest_s, self.ends_s[self._first_layer(one)])
-            ready_s.append(soonest_s)
+        ready_s = [self.ends_s[self._first_layer(one)] for one in messages]
         every = [self._parts(one) for one in messages]
         if all(one.exchange == DENSE for one in messages):
             costs = [(parts.latency_s, parts.work_s) for parts in every]
             end_s, pace = carry(FixedOrder(ready_s), costs, draft.credit).end_s, UNHINDERED
         else:
-            supersteps, beside = (
-                [supersteps_of_parts(parts) for parts in every],
-                self.cluster.beside,
-            )
+            supersteps, beside = [supersteps_of_parts(one) for one in every], self.cluster.beside
             labels = [""] * len(every)
             played = play(Traffic([supersteps], [ready_s], labels, draft.credit, beside=beside))
             end_s, pace = played.end_s[0], Pace.of(played.spans, beside)
@@ -334,93 +300,41 @@ class Blend:
             )
             for one in self.messages(draft)
         ]
-        used = {message.exchange for message in messages} - {DENSE}
+        is_used = any(message.exchange != DENSE for message in messages)
         return Plan(
             planner=self.name,
             model=self.profile.model,
             messages=tuple(messages),
             credit=draft.credit,
             overlap_forward=draft.overlap_forward,
-            exchanges={name: one for name, one in self.settings if name in used},
+            exchanges={self.name: self.setting} if self.setting and is_used else {},
         )
 
 
-DEFAULT = Draft(0.0, 1, 1, False, DEFAULT_CHANNELS, False, is_default=True)
+DEFAULT = Draft(1, DEFAULT_CHANNELS, False, is_default=True)
 """The draft of what ``attach`` does with a blend's exchange and without a plan."""
 
 
 # ---- The search for a blend's best draft -------------------------------------------------------
-#
-# A climb, number by number.
 
-CREDITS = (1, 2, 4)
 NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 1.0)
-"""Values that are tried: of messages at once, of messages, and of the bytes that stay dense."""
-SWEEPS = 3
-"""The most times that each number of a draft is tried anew."""
-
-FIRST = tuple(
-    Draft(share, 2, count, True, 2, False) for share in (0.0, 0.3) for count in (2, 8, 24)
-)
-"""The drafts that tell which of several blends are worth a climb."""
+CREDITS = (2, 4)
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
+"""Values that are tried: of messages, of messages at once and of the bytes that stay dense."""
 
 
 def first_seconds(blend: Blend) -> float:
-    """The least seconds of the first drafts."""
-    return min(blend.seconds(draft) for draft in FIRST)
+    """The least seconds of a few drafts, which tell which of several blends to go into."""
+    return min(blend.seconds(Draft(count, 2, False)) for count in (2, 8, 24))
 
 
-SECOND_PARTS = tuple(
-    SecondPart(share, is_last) for is_last in (False, True) for share in SHARES[1:-1:2]
-)
-"""Parts that are tried of a blend's second exchange."""
+def best_draft(blend: Blend, overlaps: Sequence[bool]) -> tuple[float, Draft]:
+    """The draft of least seconds; ``overlaps`` says whether it may overlap the next forward."""
 
+    def least(every: Iterable[Draft]) -> tuple[float, Draft]:
+        return min(((blend.seconds(draft), draft) for draft in every), key=itemgetter(0))
 
-def best_of_two(blend: Blend, start: Draft) -> tuple[float, Draft]:
-    """The draft of least seconds with a second exchange that a climb from ``start`` finds.
-
-    Only where some part of it gains at all the rest is gone into.
-    """
-    drafts = [
-        start._replace(second=part, num_second=max(1, round(part.share * start.num_pieces)))
-        for part in SECOND_PARTS
-    ]
-    seconds, best = min((blend.seconds(draft), draft) for draft in drafts)
-    if seconds >= blend.seconds(start):
-        return seconds, best
-    values: dict[str, Sequence[Any]] = {
-        "dense_share": SHARES,
-        "num_pieces": NUMBERS,
-        "num_second": NUMBERS,
-        "second": SECOND_PARTS,
-    }
-    return _climb(blend, best, values)
-
-
-def best_draft(blend: Blend, *, overlaps: Sequence[bool]) -> tuple[float, Draft]:
-    """The draft of least seconds that a climb finds, number by number."""
-    values: dict[str, Sequence[Any]] = {
-        "overlap_forward": overlaps,
-        "num_pieces": NUMBERS,
-        "credit": CREDITS,
-        "dense_share": SHARES,
-        "num_dense": NUMBERS,
-        "vectors_last": (True, False),
-    }
-    return _climb(blend, Draft(0.0, 4, 4, True, 2, overlaps[0]), values)
-
-
-def _climb(blend: Blend, best: Draft, values: Mapping[str, Sequence[Any]]) -> tuple[float, Draft]:
-    known = {best: blend.seconds(best)}
-    for _ in range(SWEEPS):
-        before = best
-        for name, tried in values.items():
-            for value in tried:
-                other = best._replace(**{name: value})
-                if other not in known:
-                    known[other] = blend.seconds(other)
-            best = min(known, key=lambda one: (known[one], one))
-        if best == before:
-            break
-    return known[best], best
+    found = least(starmap(Draft, product(NUMBERS, CREDITS, overlaps)))
+    if blend.setting is None:
+        return found
+    return least(found[1]._replace(num_messages=n, dense_share=s) for s in SHARES for n in NUMBERS)

@@ -18,8 +18,8 @@ from .data.cluster import Cluster
 from .data.plan import DENSE, Plan
 from .data.profile import Profile
 from .exposed import Account
+from .planner_settings import with_settings
 from .price import iteration_s
-from .settings import with_settings
 from .sparse import sentences
 
 WORTH = 0.02

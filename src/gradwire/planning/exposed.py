@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import compress
 
-from .clock.clock import Timing, run_on_clock
 from .data.cluster import Cluster
 from .data.plan import DENSE, Plan
 from .data.profile import Profile
+from .simulation.clock import Timing, run_on_clock
 
 
 @dataclass(frozen=True)
@@ -64,25 +64,17 @@ class Account:
         """Seconds that communication adds to those of the computation, and of inline encodes."""
         return max(0.0, self.iteration_s - self.compute_s - self.timing.inline_s)
 
-    def ready_s(self) -> list[float]:
-        """When all gradients of each message are ready, and encoded if they are so inline."""
-        return ready_times(self.plan, self.profile, self.timing.backward_end_s)
-
     def waits(self) -> list[Wait]:
         """Every layer's forward that waits for a message, the longest wait first."""
-        timing, layer_of = self.timing, _layers(self.profile)
-        last = [-1] * len(self.profile.layers)
-        for number, message in enumerate(self.plan.messages):
-            own = {layer_of[c.tensor] for c in message.chunks} if self.plan.overlap_forward else {0}
-            for layer in own:
-                if (
-                    last[layer] < 0
-                    or timing.message_end_s[number] > timing.message_end_s[last[layer]]
-                ):
+        timing, last = self.timing, dict[int, int]()
+        for number, layers in enumerate(timing.message_layers):
+            for layer in layers if self.plan.overlap_forward else (0,):
+                before = last.setdefault(layer, number)
+                if timing.message_end_s[number] > timing.message_end_s[before]:
                     last[layer] = number
         before_s = [timing.backward_end_s[0], *timing.forward_end_s[:-1]]
         found = [
-            Wait(layer, last[layer], start_s - could_s)
+            Wait(layer, last.get(layer, -1), start_s - could_s)
             for layer, (start_s, could_s) in enumerate(
                 zip(timing.forward_start_s, before_s, strict=True)
             )
@@ -115,7 +107,7 @@ class Account:
     def idle_though_ready(self) -> tuple[float, int]:
         """Seconds in which nothing is on the wire though gradients are ready behind the head of the
         line, and the message that is longest such a head (-1 where there is none)."""
-        timing, ready_s = self.timing, self.ready_s()
+        timing, ready_s = self.timing, self.timing.ready_s
         found_s, longest_s, head = 0.0, 0.0, -1
         earliest_s = [float("inf")] * (len(ready_s) + 1)
         for number in range(len(ready_s) - 1, -1, -1):
@@ -129,16 +121,6 @@ class Account:
                     longest_s, head = idle_s, number
             free_s = max(free_s, timing.message_end_s[number])
         return found_s, head
-
-
-def ready_times(plan: Plan, profile: Profile, ends_s: list[float]) -> list[float]:
-    """When all gradients of each message are ready, by the ends of layers' backward."""
-    layer_of = _layers(profile)
-    return [max(ends_s[layer_of[c.tensor]] for c in m.chunks) for m in plan.messages]
-
-
-def _layers(profile: Profile) -> dict[str, int]:
-    return {t.name: place for place, layer in enumerate(profile.layers) for t in layer.tensors}
 
 
 def _bound_s(profile: Profile, timing: Timing, communication_s: float) -> float:

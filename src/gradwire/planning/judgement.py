@@ -147,8 +147,7 @@ class Survey:
     exact: list[PricedPlan]
     """Plans that lose nothing; that of ``ddp`` is the first."""
     lossy: list[PricedPlan]
-    """The best plan of each compressor that was gone into, and that of the best with a second where
-    it gains; those nearer to dense first."""
+    """The best plans of the compressors that were gone into; those nearer to dense first."""
     admits: AdmittedExchanges
 
     @property

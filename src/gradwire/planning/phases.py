@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .buckets import Bucket
-from .clock.clock import backward_ends
 from .data.cluster import Cluster
 from .data.plan import PlannedMessage
 from .data.profile import Profile
+from .simulation.clock import backward_ends
 
 # ---- the two phases ----------------------------------------------------------------------------
 
@@ -63,23 +63,13 @@ class Instance:
 
     @classmethod
     def of(
-        cls,
-        profile: Profile,
-        cluster: Cluster,
-        cut: Sequence[Bucket],
-        basic_bytes: int,
-        credit: int = 1,
+        cls, profile: Profile, cluster: Cluster, cut: Sequence[Bucket], basic_bytes: int
     ) -> Instance:
-        """Buckets cut into basic blocks of at most ``basic_bytes``, whole elements each.
-
-        Where ``credit`` messages travel at once, each waits for its own latency while the others
-        use the link. So a message costs the link a ``credit``-th of the latency, and times are
-        estimates.
-        """
+        """Buckets cut into basic blocks of at most ``basic_bytes``, whole elements each."""
         blocks_bytes = [b.block_numel(basic_bytes) * b.item_bytes for b in cut]
         sizes = [b.size_bytes for b in cut]
         return cls(
-            alpha_s=cluster.alpha_s / credit,
+            alpha_s=cluster.alpha_s,
             beta_s_per_byte=cluster.beta_s_per_byte,
             layer_ends_s=backward_ends(profile),
             forward_s=[layer.forward_s for layer in profile.layers],

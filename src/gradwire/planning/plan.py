@@ -10,7 +10,7 @@ from .check import check
 from .data.cluster import Cluster
 from .data.plan import Plan
 from .data.profile import Profile
-from .settings import Planner, name_of, with_settings
+from .planner_settings import Planner, name_of, with_settings
 
 
 def plan(
@@ -32,8 +32,8 @@ def plan(
 
     >>> from gradwire import catalogue
     >>> ten_gbit = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
-    >>> plan("bytescheduler", catalogue.load("vgg16"), ten_gbit, credit=1).credit
-    1
+    >>> len(plan("wfbp", catalogue.load("vgg16"), ten_gbit).messages)
+    16
     """
     if not isinstance(profile, Profile) or not isinstance(cluster, Cluster):
         given = f"{type(profile).__name__} and {type(cluster).__name__}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .clock.clock import run_on_clock
 from .data.cluster import Cluster
 from .data.plan import Plan
 from .data.profile import Profile
+from .simulation.clock import run_on_clock
 
 
 def iteration_s(plan: Plan, profile: Profile, cluster: Cluster) -> float:

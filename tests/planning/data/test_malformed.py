@@ -15,7 +15,6 @@ import pytest
 
 from gradwire.contract.registry import names
 from gradwire.errors import GradwireError, InvalidSetting
-from gradwire.planning.clock.timeline import simulate
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import fit_line
 from gradwire.planning.data.plan import Plan
@@ -24,6 +23,7 @@ from gradwire.planning.data.sparsity import SparsityProfile
 from gradwire.planning.data.stored import Stored
 from gradwire.planning.explain import alternatives, explain
 from gradwire.planning.plan import plan as make_plan
+from gradwire.planning.simulation.timeline import simulate
 from tests.planning.data.mutations import BROKEN, mutated
 from tests.planning.test_zen import SLOW, profile, sparsity
 

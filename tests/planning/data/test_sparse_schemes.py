@@ -31,8 +31,8 @@ from gradwire.planning.data.sparsity import (
     Skewness,
     TensorSparsity,
     UnitSparsity,
-    unit_sparsity,
 )
+from gradwire_lab.planning.index_sets import unit_sparsity
 from tests.strategies import bounded
 
 RATE = 1e8

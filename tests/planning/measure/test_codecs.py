@@ -9,10 +9,10 @@ from gradwire.contract.registry import load, names
 from gradwire.contract.spec import squarest
 from gradwire.contract.verbs import Compute
 from gradwire.errors import InvalidSetting, UnknownName
-from gradwire.planning.clock.timeline import simulate_exchange
 from gradwire.planning.data.cluster import PRIMITIVES, Cluster
 from gradwire.planning.measure import codecs
 from gradwire.planning.measure.codecs import measure_codecs
+from gradwire.planning.simulation.timeline import simulate_exchange
 
 SIZES = (256, 1024, 2**18)
 

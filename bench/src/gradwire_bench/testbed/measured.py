@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from typing import Any
+
+import torch
 
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.measure import links_rank
-from gradwire.planning.measure.links_rank import Report
+from gradwire.planning.measure.links import Report, measure_group_links
 
 from .hosts import Testbed, open_hosts
 from .hosts import available as available
@@ -25,12 +26,19 @@ def measured_cluster(
     """The cluster of shaped hosts, or of the loopback where none can be made."""
     testbed = Testbed(hosts=hosts, rate_bytes_per_s=rate_bytes_per_s)
     with open_hosts(testbed) as made:
-        bench = links_rank.LinksBench(
-            compressors=compressors,
-            rate_bytes_per_s=testbed.rate_bytes_per_s if made.shaped else None,
-            threads=max(1, len(os.sched_getaffinity(0)) // hosts),
-        )
-        found = run_ranks(
-            made, links_rank.__name__, asdict(bench), report=report, timeout_s=timeout_s
-        )
+        settings = {
+            "compressors": compressors,
+            "rate_bytes_per_s": testbed.rate_bytes_per_s if made.shaped else None,
+            "threads": max(1, len(os.sched_getaffinity(0)) // hosts),
+        }
+        found = run_ranks(made, __name__, settings, report=report, timeout_s=timeout_s)
     return Cluster.parse(found[0]["cluster"])
+
+
+def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+    """The program of each rank: the cluster, as its file's text.
+
+    ``settings`` are those of ``measure_group_links``, and ``threads`` of each rank.
+    """
+    torch.set_num_threads(settings.pop("threads"))
+    return {"cluster": measure_group_links(report, **settings).to_json()}

@@ -8,7 +8,7 @@ from gradwire.planning.check import check
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.settings import Planner
+from gradwire.planning.planner_settings import Planner
 
 from .tolerance import must
 

@@ -22,7 +22,8 @@ from functools import partial
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.fusion import SparseCost, arrivals, best_fusion, flat_plan
+
+from ..planning.fusion import SparseCost, arrivals, best_fusion, flat_plan
 
 
 def cupcake(

@@ -29,7 +29,8 @@ from functools import partial
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.fusion import Arrival, SparseCost, arrivals, flat_plan
+
+from ..planning.fusion import Arrival, SparseCost, arrivals, flat_plan
 
 
 def omgs(

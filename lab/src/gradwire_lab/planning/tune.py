@@ -26,8 +26,8 @@ from gradwire.errors import InvalidSetting, NotInstalled, invalid
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner_settings import Planner, Space, with_settings
 from gradwire.planning.price import fewest_messages, iteration_s
-from gradwire.planning.settings import Planner, Space, with_settings
 
 Objective = Callable[[Plan], float]
 """Seconds that a plan takes, predicted or measured; less is better."""
@@ -78,7 +78,10 @@ def tune(
         study.enqueue_trial(_defaults(chosen, space))
         for _ in range(trials):
             trial = study.ask()
-            settings = {name: values.suggested(trial, name) for name, values in space.items()}
+            settings = {
+                name: trial.suggest_int(name, one.low, one.high, log=one.logarithmic)
+                for name, one in space.items()
+            }
             key = tuple(settings.values())
             if key not in tried:
                 plan = _made(partial(chosen, profile, cluster, **settings))

@@ -22,7 +22,7 @@ from ..report.output import emit, installed_version, machine, progress
 from ..report.table import Row, cell, heading, markdown
 
 if TYPE_CHECKING:
-    from ...planning.measure.allreduce import LinkReport
+    from ...planning.measure.torch_allreduce import LinkReport
 
 
 # ---- The facts behind ``gradwire doctor`` ------------------------------------------------------
@@ -341,7 +341,6 @@ def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
             {"name": format_bytes(size_bytes), "median_s": seconds}
             for size_bytes, seconds in report.fit.samples
         ]
-        sections["Path"] = path_rows(report)
         warnings += link_warnings(report)
     return sections | {"Warnings": warnings}
 
@@ -360,16 +359,6 @@ def fit_rows(report: LinkReport) -> list[Row]:
     ]
 
 
-def path_rows(report: LinkReport) -> list[Row]:
-    """The path of a gradient to the wire and back, with the seconds of each part."""
-    absent = f"absent: {report.backend} sends from memory of {report.device}"
-    by = {"wire": report.backend}
-    return [
-        {"name": part, "median_s": s, "where": absent if s is None else by.get(part, report.device)}
-        for part, s in report.path.items()
-    ]
-
-
 def link_warnings(report: LinkReport) -> list[Row]:
     """Whether the fit can be relied on."""
     found = report.fit
@@ -381,14 +370,14 @@ def link_warnings(report: LinkReport) -> list[Row]:
 
 
 def _measured() -> LinkReport:
-    from ...planning.measure import allreduce
+    from ...planning.measure import torch_allreduce
 
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         with progress("measuring the loopback"):
-            return allreduce.measure_loopback()
-    with progress("measuring the link", total=len(allreduce.SIZES_BYTES)) as advance:
+            return torch_allreduce.measure_loopback()
+    with progress("measuring the link", total=len(torch_allreduce.SIZES_BYTES)) as advance:
         try:
-            return allreduce.measure_launched(advance=advance)
+            return torch_allreduce.measure_launched(advance=advance)
         except RuntimeError as error:
             raise GradwireError(
                 f"the link could not be measured: {error}; check that MASTER_ADDR and the "

@@ -17,7 +17,6 @@ from ...planning.data.plan import Plan, PlannedMessage
 from ...planning.data.profile import Profile
 from ...planning.explain import alternatives, explain, own_reasons
 from ...planning.exposed import Account
-from ...planning.periods import period_sentences
 from ...planning.plan import plan as make_plan
 from ..report.output import emit, progress
 from ._inputs import RANKS, RATE, read_cluster, read_settings
@@ -45,7 +44,6 @@ def plan(
     why: Annotated[
         bool, typer.Option("--explain", help="Say why, and what else there is.")
     ] = False,
-    period: Annotated[int | None, typer.Option(help="Explain local steps of it too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Decide what is sent together, in which pieces and in which order; show and explain a plan.
@@ -71,8 +69,8 @@ def plan(
     title = f"{made.planner} for {made.model}, {where.num_ranks} ranks at " + format_rate(
         where.rate_bytes_per_s
     )
-    if why or period is not None:
-        _emit_reasons(made, profile, where, title, period, as_json)
+    if why:
+        _emit_reasons(made, profile, where, title, as_json)
     else:
         emit("plan", message_rows(made, profile, where), as_json=as_json, title=title)
 
@@ -80,7 +78,7 @@ def plan(
 def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[str, object]]:
     """A row a message, in issue order, with its times under the model."""
     account = Account.of(plan, profile, cluster)
-    timing, ready_s = account.timing, account.ready_s()
+    timing = account.timing
     rows: list[dict[str, object]] = []
     for number, message in enumerate(plan.messages):
         behind, hidden_s = account.hidden_behind(number)
@@ -96,7 +94,7 @@ def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
             row
             | {
                 "size_bytes": timing.message_bytes[number],
-                "ready_s": ready_s[number],
+                "ready_s": timing.ready_s[number],
                 "start_s": start_s,
                 "end_s": end_s,
                 "fraction_hidden": hidden_s / (end_s - start_s) if end_s > start_s else 1.0,
@@ -113,7 +111,7 @@ def _contents(message: PlannedMessage, most: int = 1) -> str:
 
 
 def _emit_reasons(
-    plan: Plan, profile: Profile, cluster: Cluster, title: str, period: int | None, as_json: bool
+    plan: Plan, profile: Profile, cluster: Cluster, title: str, as_json: bool
 ) -> None:
     """The sentences, then the table of planners; as JSON they stand in the plan's own row.
 
@@ -122,8 +120,6 @@ def _emit_reasons(
     explains_itself = own_reasons(plan) is not None
     with progress("explaining"):
         sentences = explain(plan, profile, cluster)
-        if period is not None:
-            sentences += period_sentences(plan, profile, cluster, period)
         rows: list[dict[str, object]] = [{"name": plan.planner}]
         if not explains_itself:
             rows = alternatives(plan, profile, cluster)

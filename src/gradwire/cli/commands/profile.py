@@ -73,16 +73,13 @@ class SparsityAsked:
 
     def measure(self, model: nn.Module, step: Callable[[], object]) -> SparsityProfile:
         """Measures among torchrun's ranks or in this process with batches as ranks."""
-        from ...planning.measure.sparsity import (
-            NUM_GRADIENTS,
-            measure_group_sparsity,
-            measure_sparsity,
-        )
-
-        total = NUM_GRADIENTS if self.batches is None else self.batches
+        zeros = extension("zeros")
+        total = zeros.NUM_GRADIENTS if self.batches is None else self.batches
         is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
         with progress("looking for zeros", total=total) as advance:
-            return (measure_group_sparsity if is_launched else measure_sparsity)(
+            found: SparsityProfile = (
+                zeros.measure_group_sparsity if is_launched else zeros.measure_sparsity
+            )(
                 model,
                 step,
                 num_gradients=self.batches,
@@ -90,6 +87,7 @@ class SparsityAsked:
                 settings=self.settings,
                 advance=advance,
             )
+        return found
 
 
 def sparsity_rows(sparsity: SparsityProfile) -> list[Row]:
@@ -178,7 +176,7 @@ def _together() -> AbstractContextManager[None]:
     """The group of ranks that torchrun started, for what is measured in it; else nothing."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return nullcontext()
-    from ...planning.measure.links_rank import launched_group
+    from ...planning.measure.links import launched_group
 
     return launched_group()
 
@@ -275,14 +273,14 @@ def _on_hosts(hosts: int, rate: str, codecs: bool) -> Cluster:
 
 def _launched(rate: str | None, codecs: bool) -> Cluster:
     """Measures the group that torchrun started."""
-    from ...planning.measure.links_rank import LinksBench, launched_group, measure_group_links
+    from ...planning.measure.links import launched_group, measure_group_links
 
-    bench = LinksBench(
-        compressors=_compressors(codecs),
-        rate_bytes_per_s=None if rate is None else parse_rate(rate),
-    )
     with progress("measuring the ranks", total=1) as advance, launched_group():
-        return measure_group_links(bench, Fractions(advance))
+        return measure_group_links(
+            Fractions(advance),
+            compressors=_compressors(codecs),
+            rate_bytes_per_s=None if rate is None else parse_rate(rate),
+        )
 
 
 def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> None:

@@ -21,7 +21,7 @@ from ...errors import IncompatiblePair
 from ...exchange.by_name import exchange_for
 from ...exchange.error_feedback import with_error_feedback
 from ...exchange.pair import pair, suited
-from ...planning.measure.memory import NUMEL, WORLD, bytes_an_element
+from ...planning.measure.kept_memory import NUMEL, WORLD, bytes_an_element
 from .table import Row, markdown
 
 SPEC = TensorSpec("weight", 2**20, shapes=((1024, 1024),))

@@ -1,11 +1,10 @@
-"""measure_beside: the pace of a model's computations while its rank's compute lane is busy."""
+"""median_pace: the pace of a model's computations while its rank's compute lane is busy."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from statistics import median
 from time import perf_counter as clock
 
@@ -21,18 +20,18 @@ SIDE, NUMEL = 256, 2**18
 about half a millisecond."""
 
 
-def measure_beside(meet: Callable[[], object], *, budget_s: float = 0.04, rounds: int = 5) -> float:
+def median_pace(engine: Engine, *, budget_s: float = 0.04, rounds: int = 5) -> float:
     """The pace of multiplications while another thread encodes, from 0 to 1: ``Cluster.beside``.
 
     Two threads that share a core go on at half their pace each. That counts as 0, as if one of them
-    waited for the other. ``meet`` returns on all ranks at once, so that those that share cores
-    measure what it costs them together; each of its calls is followed by ``budget_s`` of work.
+    waited for the other. It is the median of all ranks, which call this alike: those that share
+    cores measure what it costs them together. Each of ``2 * rounds`` turns takes ``budget_s``.
     """
     left_SS = torch.eye(SIDE, dtype=torch.float32)
     out_SS = torch.empty_like(left_SS)
 
     def num_done() -> int:
-        meet()
+        figures_of_all(engine, [0.0])  # which returns on all ranks at once
         end_s, count = clock() + budget_s, 0
         while clock() < end_s:
             torch.mm(left_SS, left_SS, out=out_SS)
@@ -44,14 +43,8 @@ def measure_beside(meet: Callable[[], object], *, budget_s: float = 0.04, rounds
         alone = num_done()
         with _lane_busy():
             shares.append(num_done() / max(1, alone))
-    return min(1.0, max(0.0, 2 * median(shares) - 1))
-
-
-def median_pace(engine: Engine, *, budget_s: float = 0.04) -> float:
-    """The pace beside a busy lane, the median of all ranks, which call this alike."""
-    of_all = partial(figures_of_all, engine)
-    own = measure_beside(partial(of_all, [0.0]), budget_s=budget_s)
-    return median(rank for (rank,) in of_all([own]))
+    own = min(1.0, max(0.0, 2 * median(shares) - 1))
+    return median(rank for (rank,) in figures_of_all(engine, [own]))
 
 
 @contextmanager

@@ -18,9 +18,9 @@ import statistics
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter as clock
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -198,16 +198,13 @@ def versions(model: nn.Module) -> dict[str, int]:
 @contextmanager
 def _same_random_numbers() -> Iterator[None]:
     """After the block, code draws the random numbers that it would have drawn without the block."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    states = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        if on_gpu:
-            torch.cuda.set_rng_state_all(on_gpu)
 
 
 # ---- layers ------------------------------------------------------------------------------------
@@ -261,12 +258,12 @@ def profile(
         model=name or type(model).__name__,
         source=_source(devices, iterations),
         batch_size=batch_size or seen.batch_size or 1,
-        layers=layers_of(seen, *times.layers_s),
+        layers=layers_of(seen, times.forward_s, times.backward_s),
         measurement=Measurement(
             iterations=iterations,
             profiling_s=time.perf_counter() - start_s,
             step_s=times.step_s,
-            hooked_step_s=statistics.median(times.hooked_step_s),
+            hooked_step_s=times.hooked_step_s,
             backward_order=times.order,
         ),
     )
@@ -392,29 +389,15 @@ def _nearest(model: nn.Module, name: str, called: Container[nn.Module]) -> nn.Mo
     return model.get_submodule(name)
 
 
-@dataclass(frozen=True)
-class _Times:
-    """Seconds of every measured step: by layer with hooks, and in all without."""
+class _Times(NamedTuple):
+    """Seconds of a step: of every layer, and in all without and with hooks."""
 
-    forward_s: list[list[float]]
-    backward_s: list[list[float]]
-    hooked_step_s: list[float]
-    plain_forward_s: list[float]
-    plain_backward_s: list[float]
+    forward_s: list[float]
+    backward_s: list[float]
+    step_s: float
+    hooked_step_s: float
     order: tuple[str, ...]
-
-    @property
-    def layers_s(self) -> tuple[list[float], list[float]]:
-        """Seconds of every layer, forward and backward."""
-        return (
-            scaled_medians(self.forward_s, self.plain_forward_s),
-            scaled_medians(self.backward_s, self.plain_backward_s),
-        )
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step without hooks."""
-        return statistics.median(self.plain_forward_s) + statistics.median(self.plain_backward_s)
+    """The parameters' names in the order in which their gradients became ready."""
 
 
 def _measure(
@@ -428,8 +411,7 @@ def _measure(
     parameters = [parameter for parameter, _ in seen.parameters.values()]
     plain, marked = LayerTimer(1, synchronise), LayerTimer(len(seen.layers), synchronise)
     entries = {module: i for i, (_, module) in enumerate(seen.layers)}
-    times = _Times([], [], [], [], [], ())
-    order: dict[str, None] = {}
+    plain_s, marked_s = list[list[list[float]]](), list[list[list[float]]]()
     for number in range(-NUM_WARM_UP, iterations):
         _forget(parameters)
         plain.run(step)
@@ -437,15 +419,17 @@ def _measure(
         with hooked(marked, entries, seen.parameters):
             marked.run(step)
         advance(1, f"step {number + 1} of {iterations}" if number >= 0 else "warming up")
-        if number < 0:
-            continue
-        times.forward_s.append(marked.forward_s)
-        times.backward_s.append(marked.backward_s)
-        times.hooked_step_s.append(marked.step_s)
-        times.plain_forward_s.append(plain.forward_s[0])
-        times.plain_backward_s.append(plain.backward_s[0])
-        order = dict.fromkeys(reversed(marked.order))  # ready when the last part of it is
-    return replace(times, order=tuple(reversed(order)))
+        if number >= 0:
+            plain_s.append([plain.forward_s, plain.backward_s])
+            marked_s.append([marked.forward_s, marked.backward_s])
+    totals_s = [[sum(one[part]) for one in plain_s] for part in (0, 1)]
+    forward_s, backward_s = (
+        scaled_medians([one[part] for one in marked_s], totals_s[part]) for part in (0, 1)
+    )
+    step_s = sum(map(statistics.median, totals_s))
+    hooked_step_s = statistics.median(sum(map(sum, one)) for one in marked_s)
+    order = dict.fromkeys(reversed(marked.order))  # ready when the last part of it is
+    return _Times(forward_s, backward_s, step_s, hooked_step_s, tuple(reversed(order)))
 
 
 def _forget(parameters: Sequence[Tensor]) -> None:

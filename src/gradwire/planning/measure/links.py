@@ -19,12 +19,15 @@ import platform
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ...compress.none import none
@@ -45,10 +48,40 @@ from ...contract.verbs import (
 from ...errors import InvalidSetting, UnknownName, invalid
 from ...exchange.by_name import exchange_for
 from ...exchange.hosts import among_hosts, on_hosts
+from ...runtime.failure.membership import join
 from ...runtime.step.engine import Engine, figures_of_all
 from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, Host, VerbName
 from ..data.fit import LineFit, fit_line
-from ._agree import rank_0s, run_verb, verb_text
+from ..data.stored import Stored
+from .beside import median_pace
+from .codecs import SIZES as CODEC_SIZES
+from .codecs import measure_codecs
+
+# ---- Agreement among ranks that measure: a verb now and then, and rank 0's figures at the end ----
+
+
+Figures = TypeVar("Figures", bound=Stored)
+
+
+def verb_text(*verbs: Verb) -> Steps[None]:
+    """A text that asks for these verbs at once."""
+    yield verbs
+
+
+def run_verb(engine: Engine, verb: Verb) -> None:
+    """Carries one verb out; all ranks call this alike."""
+    engine.wait([engine.launch(0, "agree", verb_text(verb))])
+
+
+def rank_0s(engine: Engine, own: Figures) -> Figures:
+    """Rank 0's figures on every rank: floats differ in the last bit between machines."""
+    text = torch.tensor(list(own.to_json().encode()), dtype=torch.uint8)
+    size = torch.tensor([text.numel()])
+    run_verb(engine, Broadcast(0, size))
+    text = text if engine.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
+    run_verb(engine, Broadcast(0, text))
+    return type(own).parse(bytes(text.tolist()).decode(), "rank 0's figures")
+
 
 # ---- shared_cores ------------------------------------------------------------------------------
 #
@@ -384,3 +417,68 @@ def _source(where: str) -> str:
         f"measured on {where} ({platform.machine()}, {torch.get_num_threads()} threads each), "
         f"{today}, torch {torch.__version__}, gloo: messages through gradwire's runtime"
     )
+
+
+# ---- the ranks of a process group --------------------------------------------------------------
+
+Report = Callable[[float, str], None]
+"""Tells how far a measurement is: (fraction done in [0, 1], what is going on)."""
+
+
+@contextmanager
+def launched_group() -> Iterator[None]:
+    """Joins the group that torchrun's variables describe, and leaves it again at the outermost end.
+
+    Inside of another such block, or where the user's own code has joined already, nothing is done:
+    a group that is joined a second time meets what the first one left in its store.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def measure_group_links(
+    report: Report,
+    *,
+    compressors: Sequence[str] = (),
+    rate_bytes_per_s: float | None = None,
+    sizes_bytes: Sequence[int] = SIZES_BYTES,
+    budget_s: float = BUDGET_S,
+) -> Cluster:
+    """Measures the ranks of torch's default group, which all call this alike: verbs, then codecs.
+
+    ``rate_bytes_per_s`` is the links' rate where it is known. Codecs are measured on all ranks at
+    once: in a step all of them encode at the same time.
+    """
+    total = len(VERBS) * len(sizes_bytes) + len(compressors) * len(CODEC_SIZES)
+    done = 0.0
+
+    def advance(amount: float, note: str) -> None:
+        nonlocal done
+        done += amount
+        report(min(done / total, 1.0), note)
+
+    who = join(None)
+    codecs = measure_codecs(compressors, world=who.world, advance=advance)
+    engine = Engine(
+        who, num_channels=2, timeout=datetime.timedelta(minutes=2), on_span=lambda span: None
+    )
+    try:
+        beside = median_pace(engine) if codecs else 1.0
+        found = measure_cluster(
+            engine,
+            rate_bytes_per_s=rate_bytes_per_s,
+            sizes_bytes=sizes_bytes,
+            budget_s=budget_s,
+            codecs=codecs,
+            advance=advance,
+        )
+        return found.model_copy(update={"beside": beside})
+    finally:
+        engine.close()

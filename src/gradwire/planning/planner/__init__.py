@@ -12,13 +12,9 @@ from ...contract.registry import make_registry
 
 if TYPE_CHECKING:
     from .auto import auto as auto
-    from .bytescheduler import bytescheduler as bytescheduler
     from .ddp import ddp as ddp
     from .mgwfbp import mgwfbp as mgwfbp
-    from .secopa import secopa as secopa
-    from .ssfusion import ssfusion as ssfusion
     from .usbyte import usbyte as usbyte
-    from .usbyte_extended import usbyte_extended as usbyte_extended
     from .wfbp import wfbp as wfbp
     from .zen import zen as zen
 

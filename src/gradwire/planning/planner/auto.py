@@ -13,8 +13,6 @@ Differences from the paper: it is of no paper.
     - A compressor must gain ``MARGIN`` over the best dense plan. Of plans whose seconds lie within
       ``MARGIN`` of the least, the one of fewest messages is taken, then of least computation, then
       that which trained nearer to dense.
-    - The best compressor is looked at beside a second one, which takes the first matrices in
-      backward order or the last. Such a plan must gain ``TWO_GAIN`` over that of one.
     - Only compressors whose costs the cluster's file holds are considered; ``gradwire plan
       --planner auto --explain`` names the others.
     - Vectors are never compressed, as in the trainings that admit a compressor
@@ -31,27 +29,21 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...errors import invalid
-from ..clock.clock import run_on_clock
-from ..clock.representative import MANY
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
-from ..drafts import DEFAULT, Blend, best_draft, best_of_two, first_seconds
+from ..drafts import DEFAULT, Blend, best_draft, first_seconds
 from ..judgement import Judgement, PricedPlan, Survey, admitted, pays
+from ..simulation.clock import run_on_clock
+from ..simulation.representative import MANY
 from ..sparse import SparsePart
-from .bytescheduler import bytescheduler
 from .ddp import ddp
 from .mgwfbp import mgwfbp
-from .usbyte_extended import usbyte_extended
 
 JUDGED = 2
 """The compressors that are gone into, those of the best first drafts."""
 PLAIN = 3
 """The compressors of which the plan that ``attach`` makes by itself is compared too."""
-BESIDE = 4
-"""The compressors that are looked at beside the best, those nearest to dense."""
-TWO_GAIN = 0.02
-"""The share of an iteration that a second compressor must gain over the best one by itself."""
 
 
 def auto(
@@ -76,8 +68,7 @@ def reasons(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
         exact = [_priced(name, plan, rest, other) for name, plan in made]
         dense_s = Survey(exact, [], found.admits).dense.seconds
         blends = sorted(_possible(rest, other, fidelity), key=first_seconds)[:JUDGED]
-        drafts = (best_draft(one, overlaps=overlaps) for one in blends)
-        return pays(min(seconds for seconds, _ in drafts), dense_s)
+        return pays(min(best_draft(one, overlaps)[0] for one in blends), dense_s)
 
     return Judgement(found, profile, cluster, fidelity, pays_at).sentences()
 
@@ -126,34 +117,22 @@ def _dense(profile: Profile, cluster: Cluster, overlap_forward: bool) -> Iterato
     yield "ddp", ddp(profile, cluster)
     yield "mgwfbp", mgwfbp(profile, cluster)
     dense = Blend(profile, cluster)
-    yield "equal messages", dense.plan(best_draft(dense, overlaps=_overlaps(overlap_forward))[1])
-    if overlap_forward:
-        yield "bytescheduler", bytescheduler(profile, cluster)
-        yield "usbyte_extended", usbyte_extended(profile, cluster, trials=16)
+    for overlaps in _overlaps(overlap_forward):  # each, as sparse messages may join them
+        yield "equal messages", dense.plan(best_draft(dense, (overlaps,))[1])
 
 
 def _compressed(
     profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool
 ) -> Iterator[tuple[str, Plan]]:
     """The best plans of compressors, each beside what stays dense, by the compressors' names."""
-    possible = _possible(profile, cluster, fidelity)
     overlaps = _overlaps(overlap_forward)
-    best = sorted(possible, key=first_seconds)
-    drafts = [(one, *best_draft(one, overlaps=overlaps)) for one in best[:JUDGED]]
-    made = [(blend.name, blend.plan(draft)) for blend, _, draft in drafts]
+    best = sorted(_possible(profile, cluster, fidelity), key=first_seconds)
+    made = [(one.name, one.plan(best_draft(one, overlaps)[1])) for one in best[:JUDGED]]
     if cluster.num_ranks < MANY:  # such chunks of many ranks differ, which takes seconds to price
         made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one in best[:PLAIN]]
     for name, plan in made:
         if any(message.exchange != DENSE for message in plan.messages):
             yield name, plan
-    if not drafts:
-        return
-    first, first_s, start = min(drafts, key=lambda one: one[1])
-    pairs = [first.beside(other) for other in possible if other is not first][:BESIDE]
-    found = [(pair, *best_of_two(pair, start)) for pair in pairs]
-    pair, pair_s, draft = min(found, key=lambda one: one[1], default=(first, first_s, start))
-    if pair_s <= (1 - TWO_GAIN) * first_s:
-        yield pair.name, pair.plan(draft)
 
 
 def _possible(profile: Profile, cluster: Cluster, fidelity: str) -> list[Blend]:
@@ -161,7 +140,7 @@ def _possible(profile: Profile, cluster: Cluster, fidelity: str) -> list[Blend]:
     if cluster.num_ranks == 1:
         return []
     every = admitted(fidelity, cluster).exchanges.items()
-    blends = [Blend(profile, cluster, (one,)) for one in every]
+    blends = [Blend(profile, cluster, *one) for one in every]
     return [blend for blend in blends if blend.is_possible]
 
 

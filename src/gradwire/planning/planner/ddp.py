@@ -17,7 +17,7 @@ from ..buckets import check_bytes
 from ..data.cluster import Cluster
 from ..data.plan import Chunk, Plan, PlannedMessage
 from ..data.profile import Profile
-from ..settings import SIZES
+from ..planner_settings import SIZES
 
 SEARCH = {"first_bucket_bytes": SIZES, "bucket_bytes": SIZES}
 

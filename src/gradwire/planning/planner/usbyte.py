@@ -14,8 +14,8 @@ Differences from the paper:
       ``trials=0`` leaves out the climb.
     - If the second phase begins with the layer that the first one ended with, the two blocks are
       one.
-    One block travels at a time and no layers are merged, as in the paper: ``usbyte_extended`` does
-    both.
+    One block travels at a time and no layers are merged, as in the paper: the lab's
+    ``usbyte_extended`` does both.
 Settings: basic_partition_bytes, the paper's S_p in bytes (a block holds one element or more), which
     the paper finds by Bayesian optimisation, as ``tune=True`` does; trials.
 Order: found by search while the backward runs, forward order after it (theorem 1); a layer's next
@@ -32,8 +32,8 @@ from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
 from ..phases import MOST_TRIALS, Instance, messages_of_blocks, search
+from ..planner_settings import SIZES
 from ..price import iteration_s
-from ..settings import SIZES
 
 SEARCH = {"basic_partition_bytes": SIZES}
 

@@ -1,0 +1,273 @@
+"""ssfusion: each tensor of a group sparsified by itself, but for small ones, which go dense.
+
+Source: Ming et al., "SSFusion: Tensor Fusion with Selective Sparsification for Efficient
+    Distributed DNN Training" (ICDE 2026), sections IV-B (selection, density), IV-C (-O: offloading)
+    and IV-D (-I: interleaving).
+Differences from the paper:
+    - Equation 2 excludes tensors from sparsification, the smallest first, until a group's
+      computation is as short as the message before it. Where backward alone takes longer that
+      never comes about, and everything would go dense. So exclusion ends too where the others'
+      density could no longer make up for it above ``floor``, and one tensor stays sparse.
+      ``bound="none"`` is the rule as printed.
+    - The first group has no message before it: there a tensor is excluded as long as its
+      sparsification takes longer than it saves on the wire.
+    - The density that makes up for dense elements is a closed form and no search: of N elements, X
+      of them dense, the others get (d N - X) / (N - X). So groups are selected in backward order,
+      each with the time that the message before it takes.
+    - Offloaded tensors wait for each other on one lane, in backward order; what has ended by the
+      end of the group's backward is offloaded. The last tensor of a group never is.
+    - The all-reduce carries the dense tensors up to the place after which the group arrives
+      earliest. Dense tensors behind it travel with the sparse ones.
+    - Profiles and measured lines stand for the paper's five iterations of online profiling.
+    - Groups are those of ``planning/fusion.py``, for Cupcake's cost.
+Settings: variant, "naive", "o", "i" or "oi"; sparsifier by name, its density, and the floor of a
+    lowered one; bound, "compensated" or "none".
+Order: backward, a group's all-reduce before its all-gather, one message at a time; the next forward
+    starts when all communication has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+
+from gradwire.contract.bounds import check_share
+from gradwire.errors import invalid
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile
+
+from ..planning.fusion import (
+    ENTRY_BYTES,
+    NOTHING,
+    Arrival,
+    SparseCost,
+    arrivals,
+    best_fusion,
+    chunks_in,
+)
+
+VARIANTS, BOUNDS = ("naive", "o", "i", "oi"), ("compensated", "none")
+
+
+def ssfusion(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    variant: str = "oi",
+    density: float = 0.01,
+    floor: float = 0.001,
+    sparsifier: str = "dgc",
+    bound: str = "compensated",
+) -> Plan:
+    """The plan of SSFusion for this profile and cluster."""
+    _check("variant", variant, VARIANTS)
+    _check("bound", bound, BOUNDS)
+    check_share("floor", floor)
+    cost = SparseCost.of(cluster, sparsifier, density)
+    codec = cluster.codecs.get(sparsifier)
+    maker = _Maker(
+        cluster=cluster,
+        cost=cost,
+        floor=min(floor, density),
+        is_bound=bound == "compensated",
+        offloads=variant in ("o", "oi"),
+        interleaves=variant in ("i", "oi"),
+        beside=NOTHING if codec is None else codec.encode,
+    )
+    messages: list[PlannedMessage] = []
+    exchanges: dict[str, ExchangeSetting] = {}
+    for number, group in enumerate(best_fusion(arrivals(profile), cost)):
+        name = f"ssfusion {number}"
+        buffer = maker.buffer(group)
+        messages += buffer.messages(name)
+        exchanges[name] = buffer.exchange(sparsifier)
+    return Plan(
+        planner="ssfusion",
+        model=profile.model,
+        settings={
+            "variant": variant,
+            "density": density,
+            "floor": floor,
+            "sparsifier": sparsifier,
+            "bound": bound,
+        },
+        messages=tuple(messages),
+        exchanges=exchanges,
+    )
+
+
+def _check(what: str, given: str, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise invalid(what, given, ", ".join(map(repr, known)), f"write {known[0]!r}")
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """One group: sets of places in it, and the density of what is sparse."""
+
+    group: list[Arrival]
+    dense: set[int]
+    offloaded: set[int]
+    reduced: set[int]
+    """The dense ones that travel ahead of the others, by an all-reduce."""
+    density: float
+
+    def messages(self, exchange: str) -> list[PlannedMessage]:
+        places = range(len(self.group))
+        gathered = [place for place in places if place not in self.reduced]
+        inline = [p for p in gathered if p not in self.dense and p not in self.offloaded]
+        found = [PlannedMessage(chunks=chunks_in(self._at(self.reduced)))] if self.reduced else []
+        found.append(
+            PlannedMessage(
+                chunks=chunks_in(self._at(gathered)),
+                exchange=exchange,
+                inline=tuple(one.tensor.name for one in self._at(inline)),
+                early=tuple(one.tensor.name for one in self._at(self.offloaded)),
+            )
+        )
+        return found
+
+    def exchange(self, sparsifier: str) -> ExchangeSetting:
+        return ExchangeSetting(
+            compressor="selective",
+            settings={
+                "sparsifier": sparsifier,
+                "density": self.density,
+                "num_dense": len(self.dense - self.reduced),
+            },
+            error_feedback=True,
+        )
+
+    def _at(self, places: Iterable[int]) -> list[Arrival]:
+        return [self.group[place] for place in sorted(places)]
+
+
+@dataclass
+class _Maker:
+    """Groups are made one after the other, as each follows from when those before it end."""
+
+    cluster: Cluster
+    cost: SparseCost
+    floor: float
+    is_bound: bool
+    offloads: bool
+    interleaves: bool
+    beside: LineFit
+    """The encode of an offloaded tensor, over its elements."""
+    before_s: float | None = field(default=None, init=False)
+    """Seconds of the messages of the group before; None for the first group."""
+    now_s: float = field(default=0.0, init=False)
+    lane_s: float = field(default=0.0, init=False)
+
+    def buffer(self, group: list[Arrival]) -> _Buffer:
+        """The next group in backward order."""
+        dense = self._excluded(group)
+        total, whole = _numel(group), _numel(group[place] for place in dense)
+        density = min(self.cost.density, max(self.floor, self._density(total, whole)))
+        offloaded = self._offloaded(group, dense) if self.offloads else set()
+        costs_s = [
+            one.backward_s + self._encode_s(one) * (place not in dense | offloaded)
+            for place, one in enumerate(group)
+        ]
+        reduced = self._reduced(group, dense, density, costs_s) if self.interleaves else set()
+        sparse = set(range(len(group))) - dense
+        gathered_bytes = self._payload_bytes(group, dense - reduced, sparse, density)
+        self.before_s = self._reduce_s(group, reduced) + self.cost.gather_bytes_s(gathered_bytes)
+        self.now_s += sum(costs_s)
+        return _Buffer(group, dense, offloaded, reduced, density)
+
+    def _encode_s(self, one: Arrival) -> float:
+        return self.cost.encode_s(one.tensor.numel)
+
+    def _excluded(self, group: list[Arrival]) -> set[int]:
+        """Places of the tensors that are not sparsified: always the smallest of the group."""
+        found: set[int] = set()
+        total, whole = _numel(group), 0
+        computes_s = sum(one.backward_s + self._encode_s(one) for one in group)
+        rising = sorted(range(len(group)), key=lambda place: (group[place].tensor.numel, place))
+        for place in rising[:-1]:
+            one = group[place]
+            if self.before_s is None:
+                if self._encode_s(one) < self._saved_s(one):
+                    break
+            elif self.before_s >= computes_s:  # equation 2
+                break
+            whole += one.tensor.numel
+            if self.is_bound and self._density(total, whole) < self.floor:
+                break
+            found.add(place)
+            computes_s -= self._encode_s(one)
+        return found
+
+    def _saved_s(self, one: Arrival) -> float:
+        """Seconds that the sparsification of one tensor takes off an all-gather."""
+        dense_bytes = _dense_bytes(one)
+        sparse_bytes = ENTRY_BYTES * self.cost.entries(one.tensor.numel)
+        return self.cost.gather_bytes_s(dense_bytes) - self.cost.gather_bytes_s(sparse_bytes)
+
+    def _density(self, total: int, whole: int) -> float:
+        """The density at which as many elements travel as if all were sparsified.
+
+        ``whole`` of ``total`` elements are dense.
+        """
+        return (self.cost.density * total - whole) / (total - whole)
+
+    def _offloaded(self, group: list[Arrival], dense: set[int]) -> set[int]:
+        """Places of the tensors that are encoded beside the backward pass before it has ended."""
+        found: set[int] = set()
+        ready_s, until_s = self.now_s, self.now_s + sum(one.backward_s for one in group)
+        for place, one in enumerate(group[:-1]):
+            ready_s += one.backward_s
+            end_s = max(self.lane_s, ready_s) + self.beside.seconds(one.tensor.numel)
+            if place not in dense and end_s <= until_s:
+                found.add(place)
+                self.lane_s = end_s
+        return found
+
+    def _reduced(
+        self, group: list[Arrival], dense: set[int], density: float, costs_s: list[float]
+    ) -> set[int]:
+        """Places of the dense tensors that go ahead, so that the whole group arrives earliest."""
+        upto_s = list(accumulate(costs_s))
+        behind_bytes = self._payload_bytes(group, dense, set(range(len(group))) - dense, density)
+        best_s, best = upto_s[-1] + self.cost.gather_bytes_s(behind_bytes), -1
+        reduced_bytes = 0
+        for last in sorted(dense):
+            reduced_bytes += group[last].tensor.size_bytes
+            behind_bytes -= _dense_bytes(group[last])
+            reduced_s = upto_s[last] + self.cluster.all_reduce_s(reduced_bytes)
+            end_s = max(reduced_s, upto_s[-1]) + self.cost.gather_bytes_s(behind_bytes)
+            if end_s < best_s:
+                best_s, best = end_s, last
+        return {place for place in dense if place <= best}
+
+    def _reduce_s(self, group: list[Arrival], places: set[int]) -> float:
+        size_bytes = sum(group[place].tensor.size_bytes for place in places)
+        return self.cluster.all_reduce_s(size_bytes)
+
+    def _payload_bytes(
+        self, group: list[Arrival], dense: set[int], sparse: set[int], density: float
+    ) -> int:
+        entries = (max(1, round(density * group[place].tensor.numel)) for place in sparse)
+        return sum(_dense_bytes(group[place]) for place in dense) + ENTRY_BYTES * sum(entries)
+
+
+def _numel(group: Iterable[Arrival]) -> int:
+    return sum(one.tensor.numel for one in group)
+
+
+def _dense_bytes(one: Arrival) -> int:
+    """Bytes of a tensor that travels dense among sparse ones: in its working dtype."""
+    return one.tensor.numel * (8 if one.tensor.dtype == "float64" else 4)
+
+
+EXAMPLES = (
+    ssfusion,
+    partial(ssfusion, variant="naive", density=0.1),
+    partial(ssfusion, variant="o", sparsifier="topk", density=0.2, floor=0.05),
+    partial(ssfusion, variant="i", density=0.3, bound="none"),
+)

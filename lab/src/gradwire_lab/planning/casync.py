@@ -1,0 +1,148 @@
+"""CaSync's cost model: whether to compress a gradient, and into how many partitions to cut it.
+
+Source: HiPress (Wu et al.), section 3.3, equations 1 and 2 with tables 2 and 3; section 6.1 for
+    aggregators that sit with the workers.
+Differences from the paper: a partition that is decoded to be added takes the seconds of a merge,
+    which does both in one pass. ``CaSyncCost`` says how more partitions than ranks count.
+
+One gradient of m bytes in K partitions among N ranks takes, uncompressed and compressed,
+
+    T_orig(m, K) = alpha T_send(m / K)
+    T_cpr(m, K) = alpha T_send(r m / K) + beta T_enc(m / K) + gamma T_dec(r m / K)
+
+where alpha is the number of transfers one after the other, 2 (N - 1); beta and gamma are the
+numbers of encodes and decodes that overlap with none: K and N for casync_ps, N and N for
+casync_ring, and 1 and 1 for what is low rank, which is never cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import Floats, LineFit
+
+MOST_BATCHES = 16
+"""The most batches of N partitions each that a gradient is cut into."""
+
+
+class LeastCost(NamedTuple):
+    """The fastest way of one gradient under the cost model."""
+
+    is_compressed: bool
+    num_partitions: int
+    """K, the smallest number that is as fast as any."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CaSyncCost:
+    """The seconds that CaSync takes for a gradient among ``num_ranks``, two or more.
+
+    More than N partitions go in ceil(K / N) batches, one behind the other, each of which takes
+    alpha transfers. The paper prints no more than that. With casync_ps the decodes of a batch are
+    taken to pass beside the transfers of the next, so that those of the last batch alone count.
+    Otherwise table 7's twelve partitions on four nodes would be no minimum. On a ring every hop
+    waits for its own encodes and decodes, so each batch takes as long as the first.
+    """
+
+    num_ranks: int
+    is_ring: bool
+    send: LineFit
+    """A transfer between two ranks, over bytes."""
+    codec: CodecFit
+    is_low_rank: bool = False
+
+    @classmethod
+    def of(
+        cls, cluster: Cluster, codec: CodecFit, *, is_ring: bool, is_low_rank: bool
+    ) -> CaSyncCost:
+        """The cost on a cluster, of a codec measured there."""
+        send = cluster.line("send")
+        return cls(cluster.num_ranks, is_ring, send, codec, is_low_rank)
+
+    @property
+    def alpha(self) -> int:
+        """Transfers one after the other, for all partitions of a batch at once."""
+        return 2 * (self.num_ranks - 1)
+
+    def plain_each_s(self, size_bytes: float, num_K: Floats) -> Floats:
+        """Seconds uncompressed (equation 1) for each number of partitions."""
+        return self._batches(num_K) * self.alpha * measured_each(self.send, size_bytes / num_K)
+
+    def compressed_each_s(self, numel: int, payload_bytes: float, num_K: Floats) -> Floats:
+        """Seconds compressed (equation 2) for each number of partitions.
+
+        ``payload_bytes`` are those of the whole gradient: r m.
+        """
+        batches_K = self._batches(num_K)
+        sends_K = batches_K * self.alpha * measured_each(self.send, payload_bytes / num_K)
+        numel_K, ranks = numel / num_K, self.num_ranks
+        encode_K, decode_K = (
+            _each_s(self.codec.encode, numel_K),
+            _each_s(self.codec.decode, numel_K),
+        )
+        decodes_K = (ranks - 1) * _each_s(self.codec.merge, numel_K) + decode_K
+        if self.is_ring:
+            return sends_K + batches_K * (ranks * encode_K + decodes_K)
+        return sends_K + num_K * encode_K + decodes_K
+
+    def low_rank_s(self, numel: int, payload_bytes: float) -> float:
+        """Seconds of a low-rank exchange, uncut, whose payloads are summed on the way.
+
+        PowerSGD sums one factor, and then the other, of about half the payload each. So it takes
+        two times alpha transfers. Its encode is two computations of the measured line.
+        """
+        sends_s = 2 * self.alpha * self.send.measured_s(payload_bytes / 2)
+        return sends_s + 2 * self.codec.encode.seconds(numel) + self.codec.decode.seconds(numel)
+
+    def choose(self, numel: int, size_bytes: int, payload_bytes: float) -> LeastCost:
+        """Whether to compress a gradient, and its partitions. What ties stays uncompressed."""
+        num_K = np.arange(1.0, self.num_ranks * MOST_BATCHES + 1)
+        plain = _least(self.plain_each_s(size_bytes, num_K))
+        if self.is_low_rank:
+            small = 1, self.low_rank_s(numel, payload_bytes)
+        else:
+            small = _least(self.compressed_each_s(numel, payload_bytes, num_K))
+        is_compressed = small[1] < plain[1]
+        return LeastCost(is_compressed, *(small if is_compressed else plain))
+
+    def _batches(self, num_K: Floats) -> Floats:
+        return np.ceil(num_K / self.num_ranks)
+
+
+def _each_s(line: LineFit, numel_K: Floats) -> Floats:
+    """Seconds by the fitted line, as the simulator prices a computation."""
+    return line.alpha_s + line.per_unit_s * numel_K
+
+
+def _least(seconds_K: Floats) -> tuple[int, float]:
+    """The smallest K of least seconds, and these; rounding decides nothing."""
+    least_s = float(seconds_K.min())
+    first = int(np.argmax(seconds_K <= least_s * (1 + 1e-12)))
+    return first + 1, float(seconds_K[first])
+
+
+def measured_each(line: LineFit, size_S: Floats) -> Floats:
+    """``LineFit.measured_s`` of many positive sizes at once.
+
+    >>> bent = LineFit(alpha_s=1.0, per_unit_s=1.0, samples=((1, 2.0), (3, 2.0), (5, 6.0)))
+    >>> measured_each(bent, np.array([0.5, 2, 4, 6])).tolist()
+    [2.0, 2.0, 4.0, 7.0]
+    """
+    samples = sorted(line.samples)
+    if len(samples) < 2:
+        return line.alpha_s + line.per_unit_s * size_S
+    at_K, seconds_K = np.array(samples, dtype=np.float64).T
+    found_S = np.full(np.shape(size_S), seconds_K[0])
+    inside_S = (at_K[0] < size_S) & (size_S <= at_K[-1])
+    high_I = np.searchsorted(at_K, size_S[inside_S])
+    low_I = high_I - 1
+    rise_I = (seconds_K[high_I] - seconds_K[low_I]) * (size_S[inside_S] - at_K[low_I])
+    found_S[inside_S] = seconds_K[low_I] + rise_I / (at_K[high_I] - at_K[low_I])
+    beyond_S = size_S > at_K[-1]
+    found_S[beyond_S] = seconds_K[-1] + line.tail_s * (size_S[beyond_S] - at_K[-1])
+    return found_S

@@ -1,0 +1,259 @@
+"""Fusion of sparsified gradients: the cuts in backward order after which all arrive earliest.
+
+Source: Wang et al., "Cupcake: A Compression Scheduler for Scalable Communication-Efficient
+    Distributed Training" (MLSys 2023), whose cost this is, and its ``FindOptFusion``, by which
+    SSFusion (section IV-B) fuses.
+Differences from the paper: the programme is exact. Published code looks for one place to split at,
+    by halving on measured step times, and stops at the first that gains nothing.
+
+Backward pass and encoding share one lane, so with T(b) the seconds of backward up to tensor b, and
+N(b) the elements up to it, the lane is free at C(b, y) = T(b) + y B + g N(b) after y groups that
+end at b, where the encode of x elements takes B + g x. That is the same wherever the y - 1 earlier
+cuts are. So the second at which the y-th group has travelled,
+
+    E(b, y) = min over a < b of max(E(a, y - 1), C(b, y)) + G(N(b) - N(a)),
+
+is a dynamic programme over b and y, with G the all-gather of what x elements become. It compares as
+many splits as there are pairs of tensors for each number of groups, and ends as soon as no larger
+number can gain: 400 tensors take 10 to 600 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradwire.collective.allgather_sparse import allgather_sparse
+from gradwire.contract import Compressor, Layout
+from gradwire.contract.bounds import check_share
+from gradwire.contract.registry import names
+from gradwire.errors import UnknownName, invalid
+from gradwire.exchange.by_name import algorithm_by_name
+from gradwire.exchange.pair import pair
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import Floats, LineFit
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile, ProfiledTensor
+from gradwire.planning.price import TIE
+
+from .casync import measured_each
+
+ENTRY_BYTES = 8
+"""Bytes of one sparse element on the wire: an int32 index and a float32."""
+SIZE_BYTES = 8
+"""Bytes that a rank tells of the size of its payload."""
+
+
+class Arrival(NamedTuple):
+    """A tensor whose gradient the backward pass computes, in the order in which it does."""
+
+    tensor: ProfiledTensor
+    backward_s: float
+    """Seconds of backward before this gradient and after the one before it. The tensors of a layer
+    become ready together: the first of them has all of the layer's time."""
+
+
+def arrivals(profile: Profile) -> list[Arrival]:
+    """All tensors that hold elements, in backward order.
+
+    The time of layers without gradients counts for the next tensor. Time after the last gradient is
+    in none: nothing that is sent waits for it.
+    """
+    found, waited_s = [], 0.0
+    for layer in reversed(profile.layers):
+        waited_s += layer.backward_s
+        for tensor in reversed(layer.tensors):
+            if tensor.numel:
+                found.append(Arrival(tensor, waited_s))
+                waited_s = 0.0
+    return found
+
+
+@dataclass(frozen=True)
+class SparseCost:
+    """The seconds that a sparsified gradient costs on one cluster.
+
+    ``encode`` is the line of the codec's encode over elements where it holds up the backward pass;
+    ``gather`` that of an all-gather over the bytes of one rank.
+    """
+
+    density: float
+    encode: LineFit
+    gather: LineFit
+    tells_sizes: bool
+    """Whether ranks tell each other the sizes of their payloads first."""
+
+    @classmethod
+    def of(cls, cluster: Cluster, compressor: str, density: float) -> SparseCost:
+        """The cost of a sparsifier by its measured line.
+
+        One that the cluster has not measured counts as free, as in the simulator. Raises
+        ``InvalidSetting`` for a compressor that is no sparsifier of a given density.
+        """
+        check_share("density", density)
+        codec = sparsifier(compressor, density)
+        return cls(
+            density=density,
+            encode=cluster.inline_line(compressor) or NOTHING,
+            gather=cluster.line("all_gather"),
+            tells_sizes=not codec.traits.exact_size,
+        )
+
+    def encode_s(self, numel: float) -> float:
+        """Seconds of the encode of so many elements at once."""
+        return self.encode.seconds(numel)
+
+    def entries(self, numel: int) -> int:
+        """Elements that are sent of so many: at least one."""
+        return max(1, round(self.density * numel))
+
+    def gather_s(self, numel: int) -> float:
+        """Seconds of the all-gather of what so many elements become."""
+        return self.gather_bytes_s(ENTRY_BYTES * self.entries(numel))
+
+    def gather_bytes_s(self, size_bytes: float) -> float:
+        """Seconds of the all-gather of a payload, with the sizes that go before it."""
+        told_s = self.gather.measured_s(SIZE_BYTES) if self.tells_sizes else 0.0
+        return told_s + self.gather.measured_s(size_bytes)
+
+    def gather_each_s(self, numels: Floats) -> Floats:
+        """``gather_s`` of many numbers of elements at once."""
+        told_s = self.gather.measured_s(SIZE_BYTES) if self.tells_sizes else 0.0
+        size_bytes = ENTRY_BYTES * np.maximum(1.0, np.rint(self.density * numels))
+        return told_s + measured_each(self.gather, size_bytes)
+
+
+NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)
+"""The line of what nobody measured."""
+
+
+def sparsifier(compressor: str, density: float) -> Compressor:
+    """The sparsifier of a name at a density; refuses what sends no share of the elements."""
+    accepted = "a compressor of sparse payloads that takes a density, as 'dgc' or 'topk'"
+    refusal = invalid(
+        "compressor, the sparsifier,", compressor, accepted, "see gradwire list compressor"
+    )
+    if compressor not in names("compress"):
+        raise UnknownName("compressor, or sparsifier,", compressor, names("compress"))
+    made = algorithm_by_name(compressor, {"density": density})
+    if not isinstance(made, Compressor) or made.traits.layout is not Layout.SPARSE:
+        raise refusal
+    return made
+
+
+def flat_plan(
+    planner: str,
+    profile: Profile,
+    groups: list[list[Arrival]],
+    compressor: str,
+    density: float,
+    inline: bool,
+) -> Plan:
+    """The plan of groups whose elements are selected from together and travel by an all-gather.
+
+    They are encoded within the backward pass if ``inline``, else on the compute lane.
+    """
+    if not isinstance(inline, bool):
+        raise invalid("inline", inline, "True or False", "leave it out")
+    codec = sparsifier(compressor, density)
+    pair(codec, allgather_sparse())  # refuses what cannot be paired
+    exchange = ExchangeSetting(
+        compressor=compressor,
+        settings={"density": density},
+        collective="allgather_sparse",
+        error_feedback=codec.traits.error_feedback,
+    )
+    return Plan(
+        planner=planner,
+        model=profile.model,
+        settings={"compressor": compressor, "density": density, "inline": inline},
+        messages=tuple(
+            PlannedMessage(
+                chunks=chunks_in(group),
+                exchange=compressor,
+                inline=tuple(one.name for one, _ in group) if inline else (),
+            )
+            for group in groups
+        ),
+        exchanges={compressor: exchange},
+    )
+
+
+def chunks_in(group: Iterable[Arrival]) -> tuple[Chunk, ...]:
+    """The whole tensors of a group, as a message carries them."""
+    return tuple(Chunk(tensor=one.name, start=0, stop=one.numel) for one, _ in group)
+
+
+def best_fusion(every: Sequence[Arrival], cost: SparseCost) -> list[list[Arrival]]:
+    """The groups, in backward order, after which the last one arrives earliest.
+
+    Among numbers of groups that tie (within ``TIE``) it is the smallest. A group holds one dtype.
+    """
+    if not every:
+        return []
+    cuts = _cuts(_Table.of(every, cost))
+    return [list(every[start:stop]) for start, stop in pairwise(cuts)]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Figures of all prefixes of L tensors (0 to L), and of all groups ``a:b`` of them."""
+
+    lane_B: Floats
+    """Seconds of the lane up to each prefix, but for what each group costs however small."""
+    group_s: float
+    gather_AB: Floats
+    """Seconds of the all-gather of tensors a to b - 1; infinite where there is no such group."""
+
+    @classmethod
+    def of(cls, every: Sequence[Arrival], cost: SparseCost) -> _Table:
+        backward_s = [one.backward_s for one in every]
+        numels = [one.tensor.numel for one in every]
+        encode_s = [cost.encode.per_unit_s * n for n in numels]
+        lane_B = _prefixes(np.add(backward_s, encode_s))
+        upto_B = _prefixes(numels)
+        gather_AB = cost.gather_each_s(np.maximum(upto_B - upto_B[:, None], 1.0))
+        place_B = np.arange(len(upto_B))
+        gather_AB[place_B[:, None] >= place_B] = np.inf
+        for border, (before, after) in enumerate(pairwise(every), 1):
+            if before.tensor.dtype != after.tensor.dtype:
+                gather_AB[:border, border + 1 :] = np.inf
+        return cls(lane_B, cost.encode.alpha_s, gather_AB)
+
+
+def _prefixes(figures: Any) -> Floats:
+    found: Floats = np.concatenate([[0.0], np.cumsum(figures, dtype=np.float64)])
+    return found
+
+
+def _cuts(table: _Table) -> list[int]:
+    """The places at which the best groups begin and end, from 0 to the number of tensors."""
+    last = len(table.lane_B) - 1
+    end_B = np.full(last + 1, np.inf)
+    end_B[0] = 0.0
+    ends_s, chosen = [], []
+    least_gather_s = float(table.gather_AB.min())
+    last_gather_s = float(table.gather_AB[:, last].min())
+    best_s = np.inf
+    for count in range(1, last + 1):
+        # No number of groups from here on can end before the earlier of these two.
+        lane_s = table.lane_B[last] + count * table.group_s + last_gather_s
+        link_s = table.lane_B[1] + table.group_s + count * least_gather_s
+        if max(lane_s, link_s) >= best_s:
+            break
+        lane_B = table.lane_B + count * table.group_s
+        ends_AB = np.maximum(end_B[:, None], lane_B) + table.gather_AB
+        from_B = ends_AB.argmin(axis=0)
+        end_B = ends_AB[from_B, np.arange(last + 1)]
+        ends_s.append(float(end_B[last]))
+        chosen.append(from_B)
+        best_s = min(best_s, ends_s[-1])
+    fewest = next(place for place, end_s in enumerate(ends_s) if end_s <= best_s * (1 + TIE))
+    cuts = [last]
+    for from_B in reversed(chosen[: fewest + 1]):
+        cuts.append(int(from_B[cuts[-1]]))
+    return cuts[::-1]

@@ -1,6 +1,0 @@
-"""Prediction: a virtual clock that carries a plan out over a profile and a cluster.
-
-Closed forms for a rank that stands for all (``clock``), or every rank by events (``engine``) on
-links that all transfers share (``network``), from the very texts that training runs
-(``supersteps``).
-"""

@@ -1,0 +1,276 @@
+"""The representative rank: all ranks of a plan's iteration for the price of one.
+
+An exchange is played once on all ranks, with nothing else on the network; where all do the same,
+one of them is priced with the others always there. The slowest rank's supersteps then stand for
+every rank, but a stretch of verbs for the network becomes one collective that takes as long as the
+stretch took alone. The seconds in which its links were in use are shared with other messages; the
+rest is latency."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from ...contract import Exchange
+from ...contract.spec import TensorSpec, squarest
+from ...contract.verbs import Recv, Send
+from ..data.cluster import Cluster
+from .demand import Demand, exchanges_on, without_encodes
+from .events import Traffic, play
+from .supersteps import (
+    MOST_PLAYED,
+    Hop,
+    Joint,
+    Price,
+    RecordedVerbs,
+    Superstep,
+    Tariff,
+    Work,
+    record,
+    supersteps_of,
+    supersteps_of_rank,
+)
+
+# ---- Alike -------------------------------------------------------------------------------------
+#
+# Ranks that all do the same, of which one can be priced without the others.
+#
+# No rank then keeps another one waiting. Where they send to each other, each sends to the rank so
+# far ahead, and takes as much at the same time from the one so far behind. So the link of each
+# serves one rank's verbs alone, and what takes seconds to play on 64 ranks takes milliseconds.
+
+
+def supersteps_of_alike(
+    exchange: Exchange, spec: TensorSpec, tariff: Tariff
+) -> tuple[Superstep, ...] | None:
+    """The supersteps of rank 0 if all ranks do the same, as seen from their own place.
+
+    None where they do not, and where it is quicker to play them. Of ranks that send to each other
+    four are looked at, as a text among many takes long by itself.
+    """
+    world = tariff.num_ranks
+    if world > MOST_ALIKE:
+        return None
+    # Not of fewer ranks where all can be played: an exchange may be one for no fewer than these.
+    for count in sorted({_FEW if world > MOST_PLAYED else world, world}):
+        found = record(exchange, spec, 0, count)
+        is_joint = not found.is_of_its_rank and not _has_hops(found)
+        if not is_joint and (tariff.ranks_per_host > 1 or not MANY <= world <= MOST_PLAYED):
+            return None
+    first = supersteps_of_rank(exchange, spec, tariff)
+    if is_joint:
+        return first
+    seen = _from_own_place(first, 0, world)
+    for rank in (1, world // 2, world - 1):
+        own = supersteps_of_rank(exchange, spec, tariff, rank)
+        if _from_own_place(own, rank, world) != seen:
+            return None
+    return first if all(_is_shift(one.wire, world) for one in first) else None
+
+
+MANY = 16
+"""From so many ranks on it is worth while to find out whether those that send do the same."""
+MOST_ALIKE = 8 * MOST_PLAYED
+"""The most ranks that one stands for: its text still counts the payloads of all."""
+_FEW = 4
+"""Ranks of which a text is looked at first, as one for very many may take long by itself."""
+
+
+def _has_hops(found: RecordedVerbs) -> bool:
+    return any(isinstance(verb, Send | Recv) for row in found.rows for verb in row)
+
+
+def _from_own_place(
+    supersteps: tuple[Superstep, ...], rank: int, world: int
+) -> tuple[Superstep, ...]:
+    return tuple(
+        one._replace(
+            wire=tuple(
+                verb._replace(peer=(verb.peer - rank) % world) if isinstance(verb, Hop) else verb
+                for verb in one.wire
+            )
+        )
+        for one in supersteps
+    )
+
+
+def _is_shift(wire: tuple[Hop | Joint, ...], world: int) -> bool:
+    """Whether every send of rank 0 is met by the same rank's other neighbour, beside no others."""
+    hops = [verb for verb in wire if isinstance(verb, Hop)]
+    sent = sorted((hop.peer, hop.size_bytes) for hop in hops if hop.sends)
+    taken = sorted((-hop.peer % world, hop.size_bytes) for hop in hops if not hop.sends)
+    return sent == taken and (not hops or len(hops) == len(wire))
+
+
+def alone_on(wire: tuple[Hop | Joint, ...]) -> Price:
+    """Seconds of latency, and of a link that serves nothing else, for verbs that run at once.
+
+    Its two directions are busy at the same time; a collective keeps both busy.
+    """
+    sends_s = receives_s = together_s = 0.0
+    for verb in wire:
+        if isinstance(verb, Joint):
+            together_s += verb.price.work_s
+        elif verb.sends:
+            sends_s += verb.price.work_s
+        else:
+            receives_s += verb.price.work_s
+    latency_s = max(verb.price.latency_s for verb in wire)
+    return Price(latency_s, together_s + max(sends_s, receives_s))
+
+
+# ---- Curves ------------------------------------------------------------------------------------
+#
+# Costs of an exchange's messages, between sizes of which one rank was looked at.
+#
+# They serve planners that compare hundreds of plans of a kind. The simulator plays each size on all
+# ranks, which among many takes seconds. Here rank 0 alone is asked for its verbs, at powers of four
+# elements, as if no other rank kept it waiting, and sizes between two of these cost in proportion.
+
+
+class MessageParts(NamedTuple):
+    """Seconds of one message: of its computations, and of the wire."""
+
+    before_s: float
+    """Seconds of computations before the first transfer."""
+    beside_s: float
+    """Seconds of computations beside transfers."""
+    latency_s: float
+    work_s: float
+    """The seconds of a whole link."""
+    after_s: float
+    """Seconds of computations between transfers and behind them."""
+    sent_bytes: float = 0.0
+    num_verbs: float = 0.0
+    """The supersteps in which it is on the wire."""
+
+    @property
+    def computing_s(self) -> float:
+        """Seconds of all its computations."""
+        return self.before_s + self.beside_s + self.after_s
+
+
+@lru_cache(maxsize=4096)
+def parts_between(
+    exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff
+) -> MessageParts:
+    """The seconds of a message of ``numel`` elements, one at least."""
+    low = 1
+    while low * 4 <= numel:
+        low *= 4
+    below = _parts_at(exchange, low, dtype, tariff)
+    if low == numel:
+        return below
+    share = (numel - low) / (3 * low)
+    above = _parts_at(exchange, 4 * low, dtype, tariff)
+    return MessageParts(
+        *(one + share * (other - one) for one, other in zip(below, above, strict=True))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _parts_at(exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff) -> MessageParts:
+    if tariff.num_ranks == 1:
+        return MessageParts(0.0, 0.0, 0.0, 0.0, 0.0)
+    shapes = squarest(numel) if exchange.keeps_whole else ()
+    before_s = beside_s = latency_s = work_s = after_s = 0.0
+    all_bytes = num_verbs = 0
+    for works, wire, sent_bytes in supersteps_of_rank(
+        exchange, TensorSpec("", numel, dtype, shapes), tariff
+    ):
+        seconds = sum(work.seconds for work in works)
+        if wire:
+            latency, work = alone_on(wire)
+            latency_s, work_s = latency_s + latency, work_s + work
+            all_bytes, num_verbs = all_bytes + sent_bytes, num_verbs + 1
+            beside_s += seconds
+        elif num_verbs:
+            after_s += seconds
+        else:
+            before_s += seconds
+    return MessageParts(before_s, beside_s, latency_s, work_s, after_s, all_bytes, num_verbs)
+
+
+def supersteps_of_parts(parts: MessageParts) -> tuple[Superstep, ...]:
+    """Three supersteps of these seconds: before the wire, on it, and behind it."""
+    joint = Joint("estimate", (), 0, Price(parts.latency_s, parts.work_s))
+    return (
+        Superstep((Work("encode", parts.before_s),), (), 0),
+        Superstep((Work("beside", parts.beside_s),), (joint,), 0),
+        Superstep((Work("decode", parts.after_s),), (), 0),
+    )
+
+
+# ---- the representative rank -------------------------------------------------------------------
+
+
+def supersteps_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Superstep, ...]]:
+    """The representative rank's supersteps, one entry for each message."""
+    exchanges = exchanges_on(demand.plan, cluster)
+    tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
+    every = [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
+    return without_encodes(every, demand)
+
+
+@lru_cache(maxsize=4096)
+def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superstep, ...]:
+    """The slowest rank's supersteps in the exchange of one gradient on an idle network."""
+    if tariff.num_ranks == 1:
+        return ()
+    alike = supersteps_of_alike(exchange, spec, tariff)
+    if alike is not None:
+        return _folded(alike, [sum(alone_on(one.wire)) for one in alike if one.wire])
+    every = supersteps_of(exchange, spec, tariff)
+    per_host = tariff.ranks_per_host
+    outcome = play(
+        Traffic([[own] for own in every], [[0.0]] * len(every), [""], ranks_per_host=per_host)
+    )
+    slowest = max(range(len(every)), key=lambda rank: outcome.end_s[rank][0])
+    seconds = [
+        span.duration_s
+        for span in outcome.spans
+        if span.rank == slowest and span.lane == "communication"
+    ]
+    return _folded(every[slowest], seconds)
+
+
+def _folded(supersteps: tuple[Superstep, ...], wire_s: list[float]) -> tuple[Superstep, ...]:
+    """The supersteps with one collective in place of the verbs for the network of each.
+
+    ``wire_s`` holds the seconds that the verbs of each such superstep took. Two of these become one
+    where nothing that takes time is computed between them.
+    """
+    on_wire = [number for number, superstep in enumerate(supersteps) if superstep.wire]
+    between = range(on_wire[0], on_wire[-1]) if on_wire else range(0)
+    took_s = iter(wire_s)
+    found: list[Superstep] = []
+    for number, superstep in enumerate(supersteps):
+        if superstep.wire:
+            superstep = superstep._replace(wire=(_joint(superstep, next(took_s)),))
+        is_idle = not any(work.seconds for work in superstep.works)
+        if is_idle and not superstep.wire and number in between:
+            continue
+        if is_idle and superstep.wire and found and found[-1].wire:
+            superstep = _merged(found.pop(), superstep)
+        found.append(superstep)
+    return tuple(found)
+
+
+def _joint(superstep: Superstep, took_s: float) -> Joint:
+    """A superstep's verbs for the network as one collective.
+
+    Its links are in use as long as the busier of the two directions is.
+    """
+    work_s = min(took_s, alone_on(superstep.wire).work_s)
+    return Joint(superstep.name, (), superstep.sent_bytes, Price(took_s - work_s, work_s))
+
+
+def _merged(before: Superstep, after: Superstep) -> Superstep:
+    (one,), (other,) = before.wire, after.wire
+    names = dict.fromkeys(f"{before.name}+{after.name}".split("+"))
+    price = Price(*map(sum, zip(one.price, other.price, strict=True)))
+    size_bytes = before.sent_bytes + after.sent_bytes
+    joint = Joint("+".join(names), (), size_bytes, price)
+    return Superstep((*before.works, *after.works), (joint,), size_bytes)

@@ -1,0 +1,382 @@
+"""Supersteps: the work and the transfers of one rank for one message, with their costs.
+
+They are read off the text itself, which is run once without data: its tensors lie on torch's meta
+device, and its compressors make payloads of the right size and touch no element. The verbs that a
+text yields do not depend on values, so it yields the same ones here as in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ...contract import Compressor, Exchange, Layout, Member
+from ...contract.member import nothing
+from ...contract.shapes_only import Hollow
+from ...contract.spec import TensorSpec
+from ...contract.travel import NAMES, members, sent_bytes, travel
+from ...contract.verbs import AllToAll, Among, Broadcast, Communication, Compute, Recv, Send, Verb
+from ...errors import InvalidSetting, invalid
+from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
+from ..data.fit import LineFit
+
+# ---- A member without data, which notes what a text asks it for while its verbs are recorded -----
+
+
+class WritesNothing(TorchFunctionMode):
+    """A mode that skips operations in place, which without data would only take time."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = func.__name__
+        if name.endswith("_") and not name.endswith("__"):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+class Noticing(Member):
+    """A member without data.
+
+    It notes whether its rank is asked for: if not, all ranks do the same; and its turn: if not, all
+    messages are alike. Its ``sizes`` are the usual ones where a text states them, and else the
+    largest.
+    """
+
+    __slots__ = ("_rank", "_turn", "_turn_was_asked", "was_asked")
+
+    def __init__(self, rank: int, world: int, turn: int = 0) -> None:
+        super().__init__(rank, world, turn)
+        self.was_asked = self._turn_was_asked = False
+
+    @property
+    def rank(self) -> int:
+        self.was_asked = True
+        return self._rank
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        self._rank = rank
+
+    @property
+    def turn(self) -> int:
+        self._turn_was_asked = True
+        return self._turn
+
+    @turn.setter
+    def turn(self, turn: int) -> None:
+        self._turn = turn
+
+    def across(self, ranks_per_host: int) -> Member:
+        was_asked, found = self._turn_was_asked, super().across(ranks_per_host)
+        self._turn_was_asked = was_asked  # handing it on is not asking
+        return found
+
+    @property
+    def turn_was_asked(self) -> bool:
+        """Whether its turn was asked for, among hosts or among all ranks."""
+        among_hosts = isinstance(self._across, Noticing) and self._across.turn_was_asked
+        return self._turn_was_asked or among_hosts
+
+    def variant_of(self, codec: Compressor) -> Compressor:
+        return codec.for_world(self.world)  # sizes are the same on every rank
+
+    def sizes(
+        self,
+        told_W: Tensor,
+        limits: Sequence[int],
+        *,
+        unit: str = "bytes",
+        ranks: Sequence[int] | None = None,
+        usual: Sequence[int] | None = None,
+    ) -> list[int]:
+        return list(limits if usual is None else usual)
+
+    def sized(
+        self, name: str, fn: Callable[[], Any], numel: int, usual: Callable[[], Any] = nothing
+    ) -> Compute:
+        return Compute(name, usual, numel)
+
+
+# ---- supersteps --------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+NOT_MEASURED = "not measured"
+"""A mark in the name of a computation that counts as 0 seconds because nobody measured it."""
+
+
+class Price(NamedTuple):
+    """The cost of a verb: seconds before anything is on the link, then seconds of a whole link."""
+
+    latency_s: float
+    work_s: float
+
+
+class Hop(NamedTuple):
+    """One end of a transfer between two ranks."""
+
+    peer: int
+    sends: bool
+    size_bytes: int
+    price: Price
+    among: Among = Among.RANKS
+
+
+class Joint(NamedTuple):
+    """A collective that all ranks, or those ``among`` names, enter; ``like`` must agree there."""
+
+    name: str
+    like: tuple[Any, ...]
+    size_bytes: int
+    price: Price
+    among: Among = Among.RANKS
+
+
+class Work(NamedTuple):
+    """A computation; 0 seconds take no place on the compute lane."""
+
+    name: str
+    seconds: float
+
+
+class Superstep(NamedTuple):
+    """Computations and verbs that may run at once; the next superstep begins when all are done."""
+
+    works: tuple[Work, ...]
+    wire: tuple[Hop | Joint, ...]
+    sent_bytes: int
+    """The bytes that this rank sends in the superstep."""
+
+    @property
+    def name(self) -> str:
+        """The verbs for the network, as the runtime's spans name them."""
+        return "+".join(
+            one.name if isinstance(one, Joint) else "Send" if one.sends else "Recv"
+            for one in self.wire
+        )
+
+
+@dataclass(frozen=True)
+class Tariff:
+    """The figures of a cluster that decide the price of one exchange; hashable, unlike a cluster.
+
+    ``codec`` holds the measured costs of the exchange's algorithm, None where it was not measured.
+    With ``plain`` payloads are the gradient itself, so encode and decode cost nothing.
+    """
+
+    num_ranks: int
+    lines: tuple[LineFit, ...]
+    """The seconds of each verb of ``VERBS``, in their order, as functions of bytes; where hosts
+    have several ranks, of verbs among hosts."""
+    host_lines: tuple[LineFit, ...]
+    """The same of verbs among a host's ranks."""
+    ranks_per_host: int
+    host_share: float
+    codec: CodecFit | None
+    plain: bool
+
+    @classmethod
+    def of(cls, exchange: Exchange, cluster: Cluster) -> Tariff:
+        """The prices that a cluster asks of an exchange."""
+        lines, host_lines = (
+            tuple(level.line(verb) for verb in VERBS) for level in (cluster.across, cluster.within)
+        )
+        codecs = list(_algorithms(exchange))
+        plain = bool(codecs) and all(_is_plain(codec) for codec in codecs)
+        only = type(codecs[0]).__name__ if len(codecs) == 1 else ""
+        return cls(
+            cluster.num_ranks,
+            lines,
+            host_lines,
+            cluster.ranks_per_host,
+            cluster.host_share,
+            cluster.codecs.get(only),
+            plain,
+        )
+
+    def verb(self, name: str, size_bytes: float, among: Among = Among.RANKS) -> Price:
+        """The price of a verb of ``VERBS``; 0 for one of 0 bytes."""
+        if not size_bytes:
+            return Price(0.0, 0.0)
+        # A hop is no collective: how much of it is the host's is not measured.
+        share = 0.0 if name == "send" else self.host_share
+        lines = self.host_lines if among is Among.HOST else self.lines
+        return Price(*lines[VERBS.index(name)].parts(size_bytes, share))
+
+    def members(self, rank: int, among: Among) -> range:
+        """The ranks, ``rank`` with them, that its verbs are for."""
+        return members(rank, self.num_ranks, self.ranks_per_host, among)
+
+    def work(self, verb: Compute) -> Work | None:
+        """A computation and its seconds; None for encode and decode of plain payloads."""
+        if self.plain and verb.name in ("encode", "decode"):
+            return None
+        if self.codec is None or verb.name not in PRIMITIVES:
+            return Work(f"{verb.name} ({NOT_MEASURED})", 0.0)
+        return Work(verb.name, getattr(self.codec, verb.name).seconds(verb.numel))
+
+
+def _is_plain(algorithm: Compressor | Exchange) -> bool:
+    traits = algorithm.traits
+    return traits is not None and traits.lossless and traits.layout is Layout.DENSE
+
+
+class RecordedVerbs(NamedTuple):
+    """The verbs that a text yielded, a row for each yield, and whether they depend on the rank and
+    on the message's turn."""
+
+    rows: tuple[tuple[Verb, ...], ...]
+    is_of_its_rank: bool
+    is_of_its_turn: bool
+
+
+MOST_PLAYED = 1024
+"""The most ranks that are played one by one: if each sends to each, a step has a million sends."""
+
+
+def supersteps_of(
+    exchange: Exchange, spec: TensorSpec, tariff: Tariff, turn: int = 0
+) -> list[tuple[Superstep, ...]]:
+    """The supersteps of every rank in the exchange of one gradient, ranks ascending.
+
+    ``turn`` is the message's: see ``takes_turns``. Raises ``InvalidSetting`` if the exchange looks
+    at values, and for more ranks than can be played one by one.
+    """
+    world = tariff.num_ranks
+    if world > MOST_PLAYED:
+        accepted = f"at most {MOST_PLAYED} where each is played by itself"
+        raise invalid(f"ranks of {exchange!r}", world, accepted, "simulate fewer, or dense plans")
+    first = record(exchange, spec, 0, world, turn)
+    found = [_priced(first.rows, 0, tariff)]
+    for rank in range(1, world):
+        own = record(exchange, spec, rank, world, turn) if first.is_of_its_rank else first
+        found.append(_priced(own.rows, rank, tariff))
+    return found
+
+
+def supersteps_of_rank(
+    exchange: Exchange, spec: TensorSpec, tariff: Tariff, rank: int = 0
+) -> tuple[Superstep, ...]:
+    """The supersteps of one rank in the exchange of one gradient.
+
+    Raises ``InvalidSetting`` if the exchange looks at values.
+    """
+    return _priced(record(exchange, spec, rank, tariff.num_ranks).rows, rank, tariff)
+
+
+def takes_turns(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> bool:
+    """Whether ranks take turns from message to message: see ``Member.turn``."""
+    return tariff.num_ranks > 1 and record(exchange, spec, 0, tariff.num_ranks).is_of_its_turn
+
+
+def record(
+    exchange: Exchange, spec: TensorSpec, rank: int, world: int, turn: int = 0
+) -> RecordedVerbs:
+    """Runs one rank's text without data and records the verbs that it yields."""
+    hollow = _without_data(exchange)
+    me = Noticing(rank, world, turn)
+    rows: list[tuple[Verb, ...]] = []
+    try:
+        with torch.device("meta"), WritesNothing():
+            state = hollow.init(spec, world)
+            grad_N = torch.empty(spec.numel, dtype=spec.dtype)
+            text = hollow.synchronise(me, state, grad_N, grad_N)
+            asked = next(text, None)
+            while asked is not None:
+                row = asked if isinstance(asked, tuple) else (asked,)
+                rows.append(row)
+                results = tuple(v.fn() if isinstance(v, Compute) else None for v in row)
+                try:
+                    asked = text.send(results if isinstance(asked, tuple) else results[0])
+                except StopIteration:
+                    break
+    except RuntimeError as error:  # what torch raises where a meta tensor's values are asked for
+        raise InvalidSetting(
+            f"{exchange!r} cannot be simulated: it looks at values, and there are none "
+            f"({str(error).splitlines()[0]}); only exchanges whose verbs and sizes follow from the "
+            "tensor's spec can"
+        ) from error
+    return RecordedVerbs(tuple(rows), me.was_asked, me.turn_was_asked)
+
+
+def _priced(rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff) -> tuple[Superstep, ...]:
+    found = []
+    for row in rows:
+        works = tuple(w for v in row if isinstance(v, Compute) and (w := tariff.work(v)))
+        wire = tuple(_on_the_wire(v, rank, tariff) for v in row if not isinstance(v, Compute))
+        if works or wire:
+            size_bytes = sum(_sent(v, rank, tariff) for v in row if not isinstance(v, Compute))
+            found.append(Superstep(works, wire, size_bytes))
+    return tuple(found)
+
+
+def _sent(verb: Communication, rank: int, tariff: Tariff) -> int:
+    among = tariff.members(rank, verb.among)
+    return sent_bytes(verb, among.index(rank), len(among))
+
+
+def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
+    among = tariff.members(rank, verb.among)
+    if verb.among is Among.SHARDS:
+        raise InvalidSetting(
+            "a gather among shards cannot be simulated: a cluster has no tensor-parallel links; "
+            "have the exchange ask for it only where me.shards is not None"
+        )
+    size_bytes = verb.buf.numel() * verb.buf.element_size()
+    like: tuple[Any, ...] = (verb.buf.dtype, size_bytes)
+    priced_bytes: float = size_bytes
+    match verb:
+        case AllToAll():
+            like, priced_bytes = (verb.buf.dtype,), _as_if_equal(verb, among.index(rank))
+        case Broadcast(src, _):
+            like = (*like, src)
+        case _:
+            pass
+    price = tariff.verb(NAMES[type(verb)], priced_bytes, verb.among)
+    match verb:
+        case Send(dst, _):
+            return Hop(among[dst], True, size_bytes, price, verb.among)
+        case Recv(src, _):
+            return Hop(among[src], False, size_bytes, price, verb.among)
+    return Joint(type(verb).__name__, like, size_bytes, price, verb.among)
+
+
+def _as_if_equal(verb: AllToAll, rank: int) -> float:
+    """Bytes of an all-to-all of equal parts that keeps the link's busier direction as busy."""
+    out, into = (sum(s) - s[rank] for s in (verb.in_sizes, verb.out_sizes))
+    copies = travel("all_to_all", len(verb.in_sizes)).copies
+    return max(out, into) * verb.buf.element_size() / copies if copies else 0.0
+
+
+def _without_data(part: Any) -> Any:
+    """The same exchange with every compressor in it hollow."""
+    if isinstance(part, Compressor):
+        return Hollow(part)
+    parts = _parts(part)
+    return replace(part, **{n: _without_data(v) for n, v in parts.items()}) if parts else part
+
+
+def _algorithms(part: Any) -> Iterator[Compressor | Exchange]:
+    """The algorithms of ``compress/`` in an exchange: its compressors, or the exchange itself."""
+    if isinstance(part, Compressor) or (isinstance(part, Exchange) and part.traits is not None):
+        yield part
+    else:
+        for value in _parts(part).values():
+            yield from _algorithms(value)
+
+
+def _parts(part: Any) -> Mapping[str, Any]:
+    """The settings of an exchange or a collective, if it is made of fields."""
+    if not is_dataclass(part):
+        return {}
+    return {f.name: getattr(part, f.name) for f in fields(part) if f.init}

@@ -1,0 +1,127 @@
+"""Definitions 1 to 5 against their words."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.errors import InvalidSetting
+from gradwire.planning.data.sparsity import (
+    DOUBLINGS,
+    Indices,
+    UnitSparsity,
+)
+from gradwire_lab.planning.index_sets import (
+    densification_ratio,
+    density,
+    extrapolated,
+    overlap_ratio,
+    partition_shares,
+    skewness_ratio,
+    unit_sparsity,
+)
+from tests.strategies import bounded
+
+NUM_UNITS = 40
+index_sets = st.sets(st.integers(0, NUM_UNITS - 1)).map(
+    lambda found: np.array(sorted(found), dtype=np.int32)
+)
+several = st.lists(index_sets, min_size=1, max_size=5)
+
+
+@bounded(40)
+@given(one=index_sets, other=index_sets)
+def test_density_and_overlap(one: Indices, other: Indices) -> None:
+    assert density(one, NUM_UNITS) == len(one) / NUM_UNITS
+    shared, fewer = len(set(one) & set(other)), min(len(one), len(other))
+    assert overlap_ratio(one, other) == (shared / fewer if fewer else 0.0)
+    assert overlap_ratio(one, one) == (1.0 if len(one) else 0.0)
+
+
+@bounded(40)
+@given(sets=several)
+def test_densification_is_the_mean_over_all_subsets(sets: list[Indices]) -> None:
+    mean = sum(map(len, sets)) / len(sets)
+    for ranks in range(1, len(sets) + 1):
+        unions = [len(set().union(*map(set, chosen))) for chosen in combinations(sets, ranks)]
+        expected = sum(unions) / len(unions) / mean if mean else 1.0
+        assert densification_ratio(sets, ranks) == pytest.approx(expected)
+    assert densification_ratio(sets) == pytest.approx(
+        len(set().union(*map(set, sets))) / mean if mean else 1.0
+    )
+
+
+@bounded(40)
+@given(indices=index_sets, parts=st.integers(1, 50))
+def test_skewness_and_shares(indices: Indices, parts: int) -> None:
+    edges = [NUM_UNITS * i // parts for i in range(parts + 1)]
+    counts = [sum(a <= i < b for i in indices) for a, b in pairwise(edges)]
+    sizes = [b - a for a, b in pairwise(edges)]
+    densities = [count / size for count, size in zip(counts, sizes, strict=True) if size]
+    own = len(indices) / NUM_UNITS
+    expected = max(densities) / own if own else 1.0
+    assert skewness_ratio(indices, NUM_UNITS, parts) == pytest.approx(expected)
+    assert partition_shares(indices, NUM_UNITS, parts) == pytest.approx(
+        [count / max(1, len(indices)) for count in counts]
+    )
+
+
+def test_more_ranks_than_gradients_are_refused() -> None:
+    with pytest.raises(InvalidSetting, match="num_ranks must be 1 to 1"):
+        densification_ratio([np.array([1])], 2)
+
+
+@bounded(15)
+@given(sets=st.lists(index_sets, min_size=2, max_size=9))
+def test_all_figures_are_possible_ones(sets: list[Indices]) -> None:
+    """The validators hold for whatever was measured; so do the lookups between what is kept."""
+    found = unit_sparsity(sets, 3, NUM_UNITS)
+    ranks = (1, 2, 3, 5, 8, 100, 128, 200)
+    ratios = [found.gamma(number) for number in ranks]
+    assert ratios == sorted(ratios)
+    for number, ratio in zip(ranks, ratios, strict=True):
+        assert 1 <= ratio <= number
+        assert ratio * found.density <= 1 + 1e-6
+    assert found.gamma(2) == pytest.approx(densification_ratio(sets, 2))
+    assert found.is_extrapolated(16)
+    assert not found.is_extrapolated(2)
+    assert [one.ranks for one in found.densification] == list(DOUBLINGS)
+    assert UnitSparsity.model_validate_json(found.model_dump_json()) == found
+
+
+def test_what_is_extrapolated_is_near_for_words() -> None:
+    """Words of a text are drawn by Zipf's law; 16 batches foretell 128 within a quarter."""
+    draw = np.random.default_rng(0)
+    weights = 1 / np.arange(1, 20_001)
+    weights /= weights.sum()
+    sets = [np.unique(draw.choice(20_000, 500, p=weights)) for _ in range(128)]
+    true = densification_ratio(sets)
+    measured = {ranks: densification_ratio(sets[:16], ranks) for ranks in DOUBLINGS[:4]}
+    found = extrapolated(measured, density(sets[0], 20_000))
+    assert [one.extrapolated for one in found] == [False] * 4 + [True] * 3
+    assert true <= found[-1].ratio <= 1.25 * true
+
+
+def test_one_gradient_tells_nothing_of_others() -> None:
+    alone = unit_sparsity([np.array([3, 4])], 1, NUM_UNITS)
+    assert alone.densification == ()
+    assert alone.gamma(4) == 4.0  # nothing shared
+    assert alone.gamma(100) == NUM_UNITS / 2
+
+
+def test_imbalances_of_push_and_pull_by_ranges() -> None:
+    found = unit_sparsity([np.array([0, 1]), np.array([0, 3])], 1, 4)
+    assert found.imbalance(1) == (1.0, 1.0)
+    assert found.imbalance(2) == (
+        1.5,
+        pytest.approx(4 / 3),
+    )  # 3 of 4 pushed, 2 of 3 held by the first
+    push, pull = found.imbalance(4)  # not measured: they grow as the skewness ratio does, up to 4
+    growth = found.skew(4) / found.skew(2)
+    assert (push, pull) == pytest.approx((1.5 * growth, 4 / 3 * growth))
+    assert unit_sparsity([np.array([0, 1])], 1, 4).imbalance(2) == (2.0, 2.0)
+    assert unit_sparsity([np.array([], dtype=np.int64)] * 2, 1, 4).imbalance(2) == (1.0, 1.0)

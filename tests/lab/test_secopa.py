@@ -1,0 +1,290 @@
+"""secopa: equations 1 and 2 against a reading of their own, and what follows for a plan."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.collective.casync_ps import casync_ps
+from gradwire.errors import IncompatiblePair, InvalidSetting
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import DENSE, Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.exchanges import exchanges_of
+from gradwire.planning.simulation.clock import run_on_clock
+from gradwire.planning.simulation.timeline import simulate
+from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planner.secopa import secopa
+from gradwire_lab.planning.casync import MOST_BATCHES, CaSyncCost, LeastCost
+from tests.planning.profiles import profiles
+from tests.strategies import bounded
+
+MIB = 2**20
+figures = st.floats(1e-6, 1e-3)
+slopes = st.floats(1e-13, 1e-9)
+lines = st.builds(LineFit, alpha_s=figures, per_unit_s=slopes)
+
+
+def cost_of(
+    num_ranks: int, send: LineFit, encode: LineFit, decode: LineFit, *, is_ring: bool = False
+) -> CaSyncCost:
+    codec = CodecFit(encode=encode, decode=decode, merge=decode)
+    return CaSyncCost(num_ranks=num_ranks, is_ring=is_ring, send=send, codec=codec)
+
+
+def by_hand_s(cost: CaSyncCost, numel: int, payload_bytes: float, k: int) -> float:
+    """Equation 2 as it is printed, for one K: tables 2 and 3 with aggregators beside workers."""
+    n = cost.num_ranks
+    batches = math.ceil(k / n)
+    alpha, beta, gamma = batches * 2 * (n - 1), k, n
+    if cost.is_ring:
+        beta, gamma = batches * n, batches * n
+    codec = cost.codec
+    decodes_s = gamma * codec.decode.seconds(numel / k)
+    return alpha * cost.send.seconds(payload_bytes / k) + (
+        beta * codec.encode.seconds(numel / k) + decodes_s
+    )
+
+
+@bounded(60)
+@given(
+    num_ranks=st.sampled_from((2, 3, 4, 16)),
+    send=lines,
+    encode=lines,
+    decode=lines,
+    is_ring=st.booleans(),
+    numel=st.integers(1, 10**8),
+)
+def test_the_choice_is_the_best_of_all(
+    num_ranks: int, send: LineFit, encode: LineFit, decode: LineFit, is_ring: bool, numel: int
+) -> None:
+    """Of every K, compressed and not; the smallest of those that are as fast."""
+    cost = cost_of(num_ranks, send, encode, decode, is_ring=is_ring)
+    every = range(1, MOST_BATCHES * num_ranks + 1)
+    small_s = {k: by_hand_s(cost, numel, numel / 8, k) for k in every}
+    plain_s = {
+        k: math.ceil(k / num_ranks) * 2 * (num_ranks - 1) * send.seconds(4 * numel / k)
+        for k in every
+    }
+    choice = cost.choose(numel, 4 * numel, numel / 8)
+    found = small_s if choice.is_compressed else plain_s
+    assert choice.seconds == pytest.approx(min((*small_s.values(), *plain_s.values())))
+    assert found[choice.num_partitions] == pytest.approx(choice.seconds)
+    assert all(found[k] > choice.seconds * (1 + 1e-13) for k in range(1, choice.num_partitions))
+
+
+def test_a_cut_that_saves_nothing_is_not_made() -> None:
+    """What costs the same whatever its size: one partition, the smallest number."""
+    flat, nothing = LineFit(alpha_s=1e-3, per_unit_s=0.0), LineFit(alpha_s=0.0, per_unit_s=0.0)
+    cost = cost_of(4, flat, nothing, nothing, is_ring=True)
+    assert cost.choose(MIB, 4 * MIB, MIB / 8) == (False, 1, pytest.approx(6e-3))
+
+
+def test_more_partitions_than_ranks_go_in_batches() -> None:
+    """Five on four ranks are two batches: twice the transfers, and of decodes the last batch's."""
+    line = LineFit(alpha_s=1.0, per_unit_s=0.0)
+    nothing = LineFit(alpha_s=0.0, per_unit_s=0.0)
+    for is_ring in (False, True):
+        transfers = cost_of(4, line, nothing, nothing, is_ring=is_ring)
+        assert by_k(transfers, 4, 5) == [6.0, 12.0]
+    assert by_k(cost_of(4, nothing, line, nothing), 4, 5) == [4.0, 5.0]
+    assert by_k(cost_of(4, nothing, line, nothing, is_ring=True), 4, 5) == [4.0, 8.0]
+    assert by_k(cost_of(4, nothing, nothing, line), 4, 5) == [4.0, 4.0]
+    assert by_k(cost_of(4, nothing, nothing, line, is_ring=True), 4, 5) == [4.0, 8.0]
+
+
+def by_k(cost: CaSyncCost, *k: int) -> list[float]:
+    return list(cost.compressed_each_s(MIB, MIB / 8, np.array(k, dtype=np.float64)))
+
+
+def test_low_rank_is_never_cut() -> None:
+    """Its two factors are summed on the way: two encodes, one decode, and twice the transfers."""
+    send = LineFit(alpha_s=1e-5, per_unit_s=1e-9)
+    encode, decode = (LineFit(alpha_s=a, per_unit_s=1e-12) for a in (1e-4, 2e-4))
+    codec = CodecFit(encode=encode, decode=decode, merge=decode)
+    cost = CaSyncCost(4, True, send, codec, is_low_rank=True)
+    choice = cost.choose(10**7, 4 * 10**7, 10**5)
+    computes_s = 2 * encode.seconds(10**7) + decode.seconds(10**7)
+    assert choice == (True, 1, pytest.approx(12 * send.seconds(5e4) + computes_s))
+
+
+ENCODE = LineFit(alpha_s=2e-5, per_unit_s=2e-11)
+CODEC = CodecFit(encode=ENCODE, decode=ENCODE, merge=ENCODE)
+
+
+def cluster_of(num_ranks: int = 8, rate: float = 1.25e9, *, codec: CodecFit = CODEC) -> Cluster:
+    codecs = dict.fromkeys(("onebit", "dgc", "powersgd", "cast16"), codec)
+    return Cluster(num_ranks=num_ranks, rate_bytes_per_s=rate, hop_s=2e-5, codecs=codecs)
+
+
+def _compressed(plan: Plan) -> dict[str, int]:
+    """The number of messages of each compressed tensor."""
+    found: dict[str, int] = {}
+    for message in plan.messages:
+        if message.exchange != DENSE:
+            for chunk in message.chunks:
+                found[chunk.tensor] = found.get(chunk.tensor, 0) + 1
+    return found
+
+
+def test_large_tensors_are_compressed_and_small_ones_share_messages() -> None:
+    profile = catalogue.load("vgg16")
+    plan = secopa(profile, cluster_of())
+    numels = {t.name: t.numel for layer in profile.layers for t in layer.tensors}
+    compressed = _compressed(plan)
+    rest = [numel for name, numel in numels.items() if name not in compressed]
+    assert min(numels[name] for name in compressed) > max(rest)
+    assert len(plan.messages) < len(numels)
+    assert plan.exchanges["onebit"].error_feedback
+    dense = secopa(profile, cluster_of(rate=1e14))
+    assert not _compressed(dense)
+    assert dense.exchanges == {}
+
+
+def test_a_gradient_is_cut_into_batches_of_as_many_partitions_as_ranks() -> None:
+    """Where decodes take long, they are hidden behind the transfers of another batch."""
+    slow = LineFit(alpha_s=0.0, per_unit_s=1e-9)
+    nothing = LineFit(alpha_s=0.0, per_unit_s=0.0)
+    cluster = cluster_of(4, codec=CodecFit(encode=nothing, decode=slow, merge=slow))
+    profile = profile_of(([10**7], 0.1, 0.1))
+    cost = CaSyncCost.of(cluster, cluster.codecs["onebit"], is_ring=False, is_low_rank=False)
+    choice = cost.choose(10**7, 4 * 10**7, 10**7 / 8 + 8 * 10**7 / 512)
+    plan = secopa(profile, cluster)
+    assert _compressed(plan) == {"t0": math.ceil(choice.num_partitions / 4)}
+    assert len(plan.messages) > 1
+    assert len({chunk.numel for message in plan.messages for chunk in message.chunks}) <= 2
+
+
+def test_fewer_partitions_than_ranks_are_one_message_of_so_many() -> None:
+    """An encode that costs much however short it is: few partitions, which are carried out."""
+    encode = LineFit(alpha_s=2e-3, per_unit_s=1e-12)
+    nothing = LineFit(alpha_s=0.0, per_unit_s=0.0)
+    codec = CodecFit(encode=encode, decode=nothing, merge=nothing)
+    cluster, profile = cluster_of(8, codec=codec), profile_of(([5 * 10**6, 8 * 10**6], 0.1, 0.1))
+    cost = CaSyncCost.of(cluster, codec, is_ring=False, is_low_rank=False)
+    plan = secopa(profile, cluster)
+    exchanges = exchanges_of(plan)
+    numels = {t.name: t.numel for layer in profile.layers for t in layer.tensors}
+    for message in plan.messages:
+        (chunk,) = message.chunks
+        numel = chunk.numel
+        assert numel == numels[chunk.tensor]
+        payload_bytes = numel / 8 + 8 * numel / 512
+        chosen = cost.choose(numel, 4 * numel, payload_bytes).num_partitions
+        assert 1 <= chosen < 8
+        assert message.exchange == f"onebit in {chosen}"
+        assert exchanges[message.exchange].inner.collective == casync_ps(partitions=chosen)
+    assert len(plan.exchanges) == len({message.exchange for message in plan.messages})
+    one, all_ = (simulate(plan, profile, cluster, ranks=ranks) for ranks in ("one", "all"))
+    assert all_.iteration_s == pytest.approx(one.iteration_s, rel=0.1)
+
+
+def test_a_last_batch_has_the_partitions_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five partitions on four ranks: four fifths of the tensor, and a message of one partition."""
+    monkeypatch.setattr(CaSyncCost, "choose", lambda *_: LeastCost(True, 5, 1.0))
+    plan = secopa(profile_of(([1003], 0.1, 0.1)), cluster_of(4))
+    assert [one.exchange for one in plan.messages] == ["onebit", "onebit in 1"]
+    cuts = [(chunk.start, chunk.stop) for one in plan.messages for chunk in one.chunks]
+    assert cuts == [(0, 802), (802, 1003)]
+
+
+NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)
+EVERY = cluster_of(4, 1e7, codec=CodecFit(encode=NOTHING, decode=NOTHING, merge=NOTHING))
+"""A slow link, and a codec that takes no time: every tensor is compressed."""
+SMALL = profile_of(*[([3000, 5000], 0.1, 0.1)] * 6)
+
+
+def _shared(plan: Plan) -> list[int]:
+    return [len(message.chunks) for message in plan.messages]
+
+
+def test_small_compressed_gradients_share_messages_and_those_of_a_sparsifier_do_not() -> None:
+    plan = secopa(SMALL, EVERY, bulk_bytes=40_000)
+    assert _shared(plan) == [3, 3, 3, 3]
+    assert set(_compressed(plan).values()) == {1}
+    assert len(_compressed(plan)) == 12
+    assert _shared(secopa(SMALL, EVERY, bulk_bytes=1)) == [1] * 12
+    # A sparsifier would see one vector, and take other elements of it.
+    assert _shared(secopa(SMALL, EVERY, compressor="dgc", density=0.01)) == [1] * 12
+    matrices = catalogue.load("resnet50"), cluster_of(rate=1e7)
+    low_rank = secopa(*matrices, compressor="powersgd", collective="allreduce")
+    small = [one for one in low_rank.messages if one.exchange == "powersgd"]
+    assert max(len(message.chunks) for message in small) > 1
+
+
+def test_who_shares_a_message_has_the_partitions_of_the_sum() -> None:
+    encode = LineFit(alpha_s=1e-3, per_unit_s=1e-12)
+    cluster = cluster_of(8, codec=CodecFit(encode=encode, decode=NOTHING, merge=NOTHING))
+    profile = profile_of(*[([10**6], 0.1, 0.1)] * 5)
+    cost = CaSyncCost.of(cluster, cluster.codecs["onebit"], is_ring=False, is_low_rank=False)
+    payload_bytes = 10**6 / 8 + 8 * 10**6 / 128
+    alone, all_ = (cost.choose(n * 10**6, 4 * n * 10**6, n * payload_bytes) for n in (1, 5))
+    assert alone.is_compressed
+    assert alone.num_partitions < all_.num_partitions < 8
+    (message,) = secopa(profile, cluster, bulk_bytes=2**30).messages
+    assert message.exchange == f"onebit in {all_.num_partitions}"
+
+
+def test_gradients_wait_for_others_until_their_message_is_full() -> None:
+    for cluster in (EVERY, cluster_of(4, 1e14)):
+        assert _shared(secopa(SMALL, cluster, bulk_bytes=2**30)) == [12]
+
+
+def test_alone_nothing_is_compressed_nor_asked_for() -> None:
+    plan = secopa(profile_of(([10**7], 0.1, 0.1)), Cluster(num_ranks=1, rate_bytes_per_s=1e9))
+    assert [message.exchange for message in plan.messages] == [DENSE]
+
+
+def test_error_feedback_goes_to_what_needs_it() -> None:
+    profile = catalogue.load("vgg16")
+    cast16 = secopa(profile, cluster_of(), compressor="cast16").exchanges["cast16"]
+    assert not cast16.error_feedback
+    for compressor, more in (
+        ("dgc", {"density": 0.01}),
+        ("powersgd", {"collective": "allreduce"}),
+    ):
+        made = partial(secopa, compressor=compressor, **more)(profile, cluster_of())
+        assert made.exchanges[compressor].error_feedback
+        assert run_on_clock(made, profile, cluster_of()).iteration_s > 0
+
+
+@bounded(20)
+@given(profile=profiles(largest=20_000), num_ranks=st.sampled_from((2, 3, 8)))
+def test_messages_are_of_the_size_asked_for(profile: Profile, num_ranks: int) -> None:
+    """A message holds at least so many bytes, but for the last one of each dtype."""
+    plan = secopa(profile, cluster_of(num_ranks), bulk_bytes=20_000)
+    sizes = {t.name: t for layer in profile.layers for t in layer.tensors}
+    small = [
+        {sizes[c.tensor].dtype for c in message.chunks}
+        for message in plan.messages
+        if message.exchange == DENSE
+        and sum(sizes[c.tensor].size_bytes for c in message.chunks) < 20_000
+    ]
+    assert all(len(dtypes) == 1 for dtypes in small)
+    assert len(set.union(*small)) == len(small) if small else True
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"compressor": "qsgd"}, "gradwire profile"),
+        ({"collective": "allreduce"}, "collective of onebit must be 'casync_ps' or"),
+        ({"compressor": "powersgd"}, "collective of powersgd must be 'allreduce'"),
+        ({"compressor": "selective"}, "compressor must be a compressor that a collective takes"),
+    ],
+)
+def test_settings_that_there_are_not(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidSetting, match=words):
+        partial(secopa, **settings)(profile_of(([10**6], 0.1, 0.1)), cluster_of())
+
+
+def test_what_cannot_be_paired_is_refused() -> None:
+    with pytest.raises(IncompatiblePair, match="casync_ring"):
+        secopa(catalogue.load("vgg16"), cluster_of(), compressor="dgc", collective="casync_ring")

@@ -1,0 +1,173 @@
+"""Measured sparsity: rows and elements told apart, batches as ranks, ranks that agree."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.errors import InvalidSetting
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.data.sparsity import SparsityProfile
+from gradwire.planning.measure.layers import profile
+from gradwire_lab.planning.index_sets import unit_sparsity
+from gradwire_lab.planning.zeros import (
+    measure_group_sparsity,
+    measure_handling,
+    measure_sparsity,
+)
+from tests.runtime.ranks import Ranks
+
+ROWS, WIDTH = 600, 8
+
+
+class Model(nn.Module):
+    """A table with a dense gradient, one with a sparse one, a masked vector and a dense matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(ROWS, WIDTH)
+        self.rows = nn.Embedding(ROWS, WIDTH, sparse=True)
+        self.gate = nn.Parameter(torch.zeros(1000))
+        self.last = nn.Linear(WIDTH, 20)
+
+    def forward(self, words: Tensor) -> Tensor:
+        found = self.table(words).sum(0) + self.rows(words).sum(0)
+        return self.last(F.silu(found)).sum() + self.gate[words].sum()
+
+
+def steps(model: nn.Module, seed: int = 0) -> Callable[[], None]:
+    """One backward a call, each with words of its own."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def step() -> None:
+        model(torch.randint(0, ROWS, (30,), generator=draw)).backward()
+
+    return step
+
+
+def test_a_model_in_one_process() -> None:
+    model = Model()
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    told: list[float] = []
+    found = measure_sparsity(
+        model, steps(model), num_gradients=6, advance=lambda amount, note: told.append(amount)
+    )
+    assert sum(told) == found.num_gradients == 6
+    assert {t.name: t.units.width for t in found.tensors} == {
+        "table.weight": WIDTH,
+        "rows.weight": WIDTH,
+        "gate": 1,
+    }
+    draw = torch.Generator().manual_seed(0)
+    sets = [
+        np.unique(torch.randint(0, ROWS, (30,), generator=draw).numpy().astype(np.int32))
+        for _ in range(6)
+    ]
+    table, rows, gate = (found.of(name) for name in ("table.weight", "rows.weight", "gate"))
+    assert table is not None
+    assert rows is not None
+    assert gate is not None
+    assert table.units == rows.units == unit_sparsity(sets, WIDTH, ROWS)
+    assert [one.is_rows for one in (table, rows, gate)] == [False, True, False]
+    assert gate.units == unit_sparsity(sets, 1, 1000)
+    blocks = [np.unique(one * WIDTH // 256) for one in sets]
+    assert table.blocks == unit_sparsity(blocks, 256, -(-ROWS * WIDTH // 256))
+    assert not table.units.is_extrapolated(6 - 2)
+    assert table.units.is_extrapolated(8)
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert SparsityProfile.parse(found.to_json()) == found
+
+
+def test_what_a_sparsifier_takes() -> None:
+    model = Model()
+    found = measure_sparsity(
+        model, steps(model), num_gradients=3, compressor="topk", settings={"density": 0.05}
+    )
+    assert (found.compressor, found.settings) == ("topk", {"density": 0.05})
+    assert {t.name for t in found.tensors} == {"table.weight", "rows.weight", "last.weight"}
+    for one in found.tensors:  # what comes as rows travels as rows, whatever the others take
+        assert one.is_rows == (one.name == "rows.weight") == (one.units.width == WIDTH)
+        if not one.is_rows:
+            assert one.units.density == pytest.approx(0.05, abs=1e-3)
+    with pytest.raises(InvalidSetting, match="onebit"):
+        measure_sparsity(model, steps(model), compressor="onebit")
+
+
+@pytest.mark.parametrize("number", [0, 1, 129])
+def test_wrong_numbers_of_gradients(number: int) -> None:
+    model = Model()
+    with pytest.raises(InvalidSetting, match="num_gradients must be 2 to 128"):
+        measure_sparsity(model, steps(model), num_gradients=number)
+
+
+def test_one_batch_for_all_steps_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model, words = Model(), torch.arange(10)
+    with caplog.at_level(logging.WARNING, logger="gradwire"):
+        measure_sparsity(model, steps(model), num_gradients=2)
+        assert "the same batch" not in caplog.text
+        measure_sparsity(model, lambda: model(words).backward(), num_gradients=2)
+    assert "the same batch" in caplog.text
+
+
+def test_a_dense_model_has_no_sparse_tensors() -> None:
+    model = nn.Linear(9, 9)
+    found = measure_sparsity(
+        model, lambda: model(torch.ones(2, 9)).sum().backward(), num_gradients=2
+    )
+    assert found.tensors == ()
+
+
+def test_it_belongs_to_the_profile_of_the_same_model() -> None:
+    model = Model()
+    layers = profile(model, steps(model), iterations=1, batch_size=30)
+    whole = layers.with_sparsity(measure_sparsity(model, steps(model), num_gradients=2))
+    assert Profile.parse(whole.to_json()) == whole
+
+
+def test_handling_is_measured() -> None:
+    found = measure_handling()
+    assert 0 < found.scan_s < found.entry_s
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def among_ranks(rank: int, world: int, wrapped: bool) -> str:
+    model: nn.Module = Model()
+    if wrapped:
+        model.rows.sparse = False  # type: ignore[union-attr]
+        model = DistributedDataParallel(model)
+    return measure_group_sparsity(model, steps(model, seed=rank), num_gradients=5).to_json()
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+def test_ranks_share_the_work_and_return_the_same(wrapped: bool, pair: Ranks) -> None:
+    """Each brings its own batches; under DDP too, whose means would overlap wholly."""
+    one, other = (SparsityProfile.parse(text) for text in pair.run(among_ranks, wrapped))
+    assert one == other
+    assert one.num_gradients == 6
+    draws = [torch.Generator().manual_seed(rank) for rank in range(2)]
+    sets = [
+        np.unique(torch.randint(0, ROWS, (30,), generator=draw).numpy().astype(np.int32))
+        for draw in draws
+        for _ in range(3)
+    ]
+    table = one.of("table.weight")
+    assert table is not None
+    assert table.units == unit_sparsity(sets, WIDTH, ROWS)

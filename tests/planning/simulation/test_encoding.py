@@ -1,0 +1,207 @@
+"""Encodes inside the backward pass and ahead of a message's launch, against closed forms."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.contract.units import format_seconds
+from gradwire.planning.check import check
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.explain import explain
+from gradwire.planning.exposed import Account
+from gradwire.planning.simulation.clock import run_on_clock
+from gradwire.planning.simulation.demand import Demand, Encoding, without_encodes
+from gradwire.planning.simulation.events import Traffic, play
+from gradwire.planning.simulation.supersteps import Joint, Price, Superstep, Work
+from gradwire.planning.simulation.timeline import simulate
+from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planner.cupcake import cupcake
+from gradwire_lab.planner.omgs import omgs
+from gradwire_lab.planning.fusion import NOTHING, SparseCost, arrivals, best_fusion
+from tests.laws.fusion_laws import last_s
+from tests.laws.sim_laws import law_one_rank_stands_for_all
+from tests.laws.trace_laws import laws_of
+from tests.planning.profiles import profiles
+from tests.strategies import bounded
+
+ENCODE = LineFit(alpha_s=2**-6, per_unit_s=2**-20)
+ON_DEVICE = LineFit(alpha_s=2**-8, per_unit_s=2**-22)
+CODEC = CodecFit(encode=ENCODE, decode=NOTHING, merge=NOTHING)
+CLUSTER = Cluster(num_ranks=4, rate_bytes_per_s=2.0**20, hop_s=2**-9, codecs={"topk": CODEC})
+THREE = profile_of(([2**12], 0.25, 0.5), ([2**10], 0.25, 0.125), ([2**11], 0.25, 0.25))
+
+
+def _topk(profile: Profile, cluster: Cluster = CLUSTER, *, inline: bool = True) -> Plan:
+    return cupcake(profile, cluster, compressor="topk", density=0.25, inline=inline)
+
+
+def test_an_inline_encode_delays_every_layer_behind_it() -> None:
+    """One message a layer: its encode stands between that layer's backward and the next one's."""
+    own = Plan(
+        planner="by hand",
+        model="drawn",
+        messages=tuple(
+            PlannedMessage(
+                chunks=(Chunk(tensor=name, start=0, stop=numel),), exchange="topk", inline=(name,)
+            )
+            for name, numel in (("t2", 2**11), ("t1", 2**10), ("t0", 2**12))
+        ),
+        exchanges=_topk(THREE).exchanges,
+    )
+    timing = run_on_clock(own, THREE, CLUSTER)
+    last = 0.25 + ENCODE.seconds(2**11)
+    middle = last + 0.125 + ENCODE.seconds(2**10)
+    first = middle + 0.5 + ENCODE.seconds(2**12)
+    assert timing.backward_end_s == [first, middle, last]
+    assert timing.message_start_s[0] == last
+    assert timing.inline_s == sum(map(ENCODE.seconds, (2**10, 2**11, 2**12)))
+    names = [s.name for s in simulate(own, THREE, CLUSTER).spans if s.lane == "backward"]
+    assert {"encode t2[0:2048]", "layer2"} < set(names)
+
+
+def test_the_device_encodes_as_fast_as_was_measured_there() -> None:
+    device = CLUSTER.model_copy(update={"inline": {"topk": ON_DEVICE}})
+    plan = _topk(profile_of(([2**12], 0.25, 0.5)), device)
+    timing = run_on_clock(plan, profile_of(([2**12], 0.25, 0.5)), device)
+    assert timing.backward_end_s == [0.5 + ON_DEVICE.seconds(2**12)]
+
+
+def test_the_clock_of_a_fusion_is_the_simulators() -> None:
+    """What the dynamic programme minimises is when the last message ends in the simulation."""
+    every, cost = arrivals(THREE), SparseCost.of(CLUSTER, "topk", 0.25)
+    plan = _topk(THREE)
+    timing = run_on_clock(plan, THREE, CLUSTER)
+    assert max(timing.message_end_s) == pytest.approx(last_s(best_fusion(every, cost), cost))
+
+
+def test_a_message_waits_for_those_before_it_before_it_is_encoded() -> None:
+    """The head of the line is ready last, so both are encoded behind its layer."""
+    plan = _topk(profile_of(([64], 0.0, 1.0), ([64], 0.0, 1.0), ([64], 0.0, 1.0)))
+    ahead = tuple(
+        PlannedMessage(chunks=(Chunk(tensor=t, start=0, stop=64),), exchange="topk", inline=(t,))
+        for t in ("t1", "t2", "t0")
+    )
+    plan = plan.model_copy(update={"messages": ahead})
+    profile = profile_of(([64], 0.0, 1.0), ([64], 0.0, 1.0), ([64], 0.0, 1.0))
+    found = Encoding.of(Demand.of(plan, profile), CLUSTER)
+    assert [(one.layer, one.message) for one in found.inline] == [(1, 0), (1, 1), (0, 2)]
+
+
+measured = st.builds(
+    lambda ranks, hop_s, rate, alpha_s: Cluster(
+        num_ranks=ranks,
+        rate_bytes_per_s=rate,
+        hop_s=hop_s,
+        codecs={
+            "dgc": CodecFit(
+                encode=LineFit(alpha_s=alpha_s, per_unit_s=1e-7),
+                decode=NOTHING,
+                merge=LineFit(alpha_s=0.0, per_unit_s=1e-8),
+            )
+        },
+    ),
+    st.sampled_from((1, 2, 3, 5)),
+    st.floats(0.0, 1e-3),
+    st.floats(1e5, 1e8),
+    st.floats(0.0, 5e-3),
+)
+
+
+@pytest.mark.parametrize("planner", [cupcake, omgs])
+@bounded(15)
+@given(profile=profiles(), cluster=measured)
+def test_laws_of_traces_with_inline_encodes(planner, profile: Profile, cluster: Cluster) -> None:
+    plan = planner(profile, cluster)
+    trace = simulate(plan, profile, cluster)
+    for law in laws_of(plan, cluster):
+        law(plan, profile, cluster, trace)
+    if cluster.num_ranks > 1:
+        law_one_rank_stands_for_all(simulate, plan, profile, cluster)
+    account = Account.of(plan, profile, cluster)
+    waited_s = sum(wait.seconds for wait in account.waits())
+    assert waited_s == pytest.approx(account.exposed_s, abs=1e-9)
+
+
+def test_inline_encodes_are_explained() -> None:
+    said = " ".join(explain(_topk(THREE), THREE, CLUSTER))
+    assert "Encoding within the backward pass makes it" in said
+    beside = " ".join(explain(_topk(THREE, inline=False), THREE, CLUSTER))
+    assert "Encoding within" not in beside
+
+
+GATHER = Superstep((), (Joint("AllGather", (), 8, Price(0.0, 1.0)),), 8)
+
+
+def test_early_encodes_are_explained() -> None:
+    each = {"sparsifier": "topk", "density": 0.25, "num_dense": 0}
+    exchange = ExchangeSetting(compressor="selective", settings=each)
+    numels = {"t2": 2**11, "t1": 2**10, "t0": 2**12}
+    chunks = tuple(Chunk(tensor=name, start=0, stop=numel) for name, numel in numels.items())
+    for early in ((), ("t2", "t1")):
+        inline = tuple(name for name in numels if name not in early)
+        message = PlannedMessage(chunks=chunks, exchange="each", inline=inline, early=early)
+        plan = Plan(
+            planner="by hand", model="drawn", messages=(message,), exchanges={"each": exchange}
+        )
+        said = " ".join(explain(plan, THREE, CLUSTER))
+        seconds = format_seconds(ENCODE.seconds(2**11) + ENCODE.seconds(2**10))
+        sentence = f"Encoding tensors as they come takes {seconds} of the compute lane"
+        assert (sentence in said) == bool(early)
+        assert ("as they come" in said) == bool(early)
+
+
+def _played(early: list[list[tuple[float, Work]]], ready_s: list[float]) -> list[float]:
+    stages = [[(GATHER,)] * len(ready_s)]
+    labels = [f"m{number}" for number in range(len(ready_s))]
+    return play(Traffic(stages, [ready_s], labels, early=[early])).end_s[0]
+
+
+def test_early_encodes_run_beside_the_backward_pass() -> None:
+    a, b = Work("encode a", 1.0), Work("encode b", 2.0)
+    assert _played([[(0.0, a), (1.0, b)]], [3.0]) == [4.0], "both are done at its launch"
+    assert _played([[(0.0, a), (2.5, b)]], [3.0]) == [5.5], "its transfer waits for the last one"
+    assert _played([[(0.0, b), (0.0, a)]], [1.0]) == [4.0], "one lane does one at a time"
+    assert _played([[(0.0, Work("encode (not measured)", 0.0))]], [1.0]) == [2.0]
+    # The lane takes the message that is first in the order first, once both wait.
+    assert _played([[(0.5, a)], [(0.0, b)]], [2.0, 2.0]) == [4.0, 5.0]
+    assert _played([[], [(0.0, a)]], [2.0, 2.5]) == [3.0, 4.0]
+
+
+def test_early_and_inline_of_one_message() -> None:
+    """Tensor by tensor: t2 in the backward pass, t1 beside it, t0 in neither, as it is dense."""
+    message = PlannedMessage(
+        chunks=tuple(
+            Chunk(tensor=t, start=0, stop=n)
+            for t, n in (("t2", 2**11), ("t1", 2**10), ("t0", 2**12))
+        ),
+        exchange="each",
+        inline=("t2",),
+        early=("t1",),
+    )
+    plan = Plan(
+        planner="by hand",
+        model="drawn",
+        messages=(message,),
+        exchanges={"each": ExchangeSetting(compressor="each", settings={"sparsifier": "topk"})},
+    )
+    check(plan, THREE)
+    layer_of = {"t0": 0, "t1": 1, "t2": 2}
+    demand = Demand([{0, 1, 2}], [0], plan, THREE, layer_of)
+    found = Encoding.of(demand, CLUSTER)
+    assert [(one.layer, one.seconds) for one in found.inline] == [(2, ENCODE.seconds(2**11))]
+    ends_s = found.backward_ends([0.5, 0.125, 0.25])
+    last = 0.25 + ENCODE.seconds(2**11)
+    assert ends_s == [last + 0.125 + 0.5, last + 0.125, last]
+    (early,) = found.early_from(ends_s)
+    assert early == [(last + 0.125, Work("encode t1", ENCODE.seconds(2**10)))]
+    stages = (
+        Superstep((Work("encode", 1.0),), (), 0),
+        GATHER,
+        Superstep((Work("encode", 1.0),), (), 0),
+    )
+    assert without_encodes([stages], demand) == [stages[1:]], "only those before the first transfer"

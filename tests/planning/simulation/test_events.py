@@ -1,0 +1,235 @@
+"""Texts on the virtual clock: who waits for whom, and who waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradwire.contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Among,
+    Broadcast,
+    Compute,
+    Recv,
+    ReduceScatter,
+    Send,
+)
+from gradwire.errors import Deadlock, InvalidSetting
+from gradwire.planning.simulation.events import Traffic, play
+from gradwire.planning.simulation.supersteps import Hop, Joint, Price, Superstep, Work
+from gradwire.planning.simulation.timeline import simulate_exchange
+from tests.planning.profiles import exact_cluster
+from tests.planning.simulation.exchanges import Says, looks_at_values
+
+THREE = exact_cluster(num_ranks=3)
+HOP_S, BYTE_S = 2**-9, 2**-20
+NUMEL = 2**16
+SEND_S = HOP_S + 4 * NUMEL * BYTE_S
+
+
+def _joint(latency_s: float, work_s: float) -> Joint:
+    return Joint("AllReduce", (), 1, Price(latency_s, work_s))
+
+
+def test_a_transfer_alone_takes_a_hop_and_its_bytes() -> None:
+    def rows(rank, world, grad_N):
+        return [Send(1, grad_N)] if rank == 0 else [Recv(0, grad_N)] if rank == 1 else []
+
+    trace = simulate_exchange(Says(rows), NUMEL, THREE)
+    spans = [(s.rank, s.name, s.start_s, s.end_s, s.size_bytes) for s in trace.spans]
+    assert spans == [
+        (0, "Send", 0.0, SEND_S, 4 * NUMEL),
+        (1, "Recv", 0.0, SEND_S, 0),
+    ]
+
+
+def test_two_transfers_into_one_rank_take_twice_as_long() -> None:
+    def rows(rank, world, grad_N):
+        if rank:
+            return [Send(0, grad_N)]
+        return [(Recv(1, grad_N), Recv(2, grad_N.clone()))]
+
+    trace = simulate_exchange(Says(rows), NUMEL, THREE)
+    assert {span.end_s for span in trace.spans} == {HOP_S + 2 * 4 * NUMEL * BYTE_S}
+
+
+def test_a_send_waits_for_its_receiver() -> None:
+    """Rank 0 receives from 1, then from 2; so 2's send begins when 1's has ended."""
+
+    def rows(rank, world, grad_N):
+        return [Send(0, grad_N)] if rank else [Recv(1, grad_N), Recv(2, grad_N)]
+
+    trace = simulate_exchange(Says(rows), NUMEL, THREE)
+    ends_s = {(s.rank, s.name): s.end_s for s in trace.spans if s.rank}
+    assert ends_s == {(1, "Send"): SEND_S, (2, "Send"): 2 * SEND_S}
+
+
+def test_sends_between_two_ranks_meet_their_receives_in_order() -> None:
+    def rows(rank, world, grad_N):
+        short_N = grad_N[:16]
+        match rank:
+            case 0:
+                return [(Send(1, grad_N), Send(1, short_N))]
+            case 1:
+                return [Recv(0, grad_N), Recv(0, short_N)]
+            case _:
+                return []
+
+    ends_s = [s.end_s for s in simulate_exchange(Says(rows), NUMEL, THREE).spans if s.rank == 1]
+    assert ends_s == [SEND_S, SEND_S + HOP_S + 64 * BYTE_S]
+
+
+@pytest.mark.parametrize(
+    ("verb", "hops", "copies"),
+    [
+        (lambda buf: AllReduce(buf), 4, 4 / 3),
+        (lambda buf: AllGather(buf.repeat(3), buf), 2, 2),
+        (lambda buf: ReduceScatter(buf[: len(buf) // 3], buf), 4, 4 / 3),
+        (lambda buf: AllToAll(buf, buf, (len(buf) // 3,) * 3, (len(buf) // 3,) * 3), 2, 2 / 3),
+        (lambda buf: Broadcast(0, buf), 2, 2),
+    ],
+    ids=["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast"],
+)
+def test_collectives_take_their_closed_forms(verb, hops, copies) -> None:
+    numel = 3 * 2**14
+    trace = simulate_exchange(Says(lambda rank, world, grad_N: [verb(grad_N)]), numel, THREE)
+    expected_s = hops * HOP_S + copies * 4 * numel * BYTE_S
+    assert [s.end_s for s in trace.spans] == pytest.approx([expected_s] * 3, rel=1e-14)
+
+
+def test_an_all_to_all_of_unequal_parts_takes_what_the_busiest_link_takes() -> None:
+    """Rank 0 gets two parts of 2**14 elements and sends next to nothing."""
+    sizes = (2**14, 8, 8)
+
+    def rows(rank, world, grad_N):
+        own = sizes[rank]
+        return [AllToAll(grad_N.new_empty(3 * own), grad_N, (own,) * 3, sizes)]
+
+    (end_s,) = {s.end_s for s in simulate_exchange(Says(rows), sum(sizes), THREE).spans}
+    assert end_s == pytest.approx(2 * HOP_S + 2 * 2**14 * 4 * BYTE_S)
+
+
+def test_a_deadlock_names_who_waits_for_whom() -> None:
+    """Everybody sends first and nobody receives: buffering may hide it, the model does not."""
+
+    def rows(rank, world, grad_N):
+        ahead = (rank + 1) % 3
+        return [Send(ahead, grad_N), Recv((rank - 1) % 3, grad_N)]
+
+    with pytest.raises(Deadlock, match=r"rank 0 waits in Send\(32 B to rank 1\) of message 0;"):
+        simulate_exchange(Says(rows), 8, THREE)
+
+
+def test_a_deadlock_names_who_has_ended() -> None:
+    def rows(rank, world, grad_N):
+        return [AllReduce(grad_N)] if rank else []
+
+    with pytest.raises(Deadlock, match=r"rank 2 waits in AllReduce\(32 B\).*already ended: rank 0"):
+        simulate_exchange(Says(rows), 8, THREE)
+
+
+def test_ends_that_disagree_are_refused() -> None:
+    def rows(rank, world, grad_N):
+        return [Send(1, grad_N)] if rank == 0 else [Recv(0, grad_N[:3])] if rank == 1 else []
+
+    with pytest.raises(InvalidSetting, match="rank 0 sends 32 bytes to rank 1, which receives 12"):
+        simulate_exchange(Says(rows), 8, THREE)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda grad_N: Broadcast(0, grad_N),
+        lambda grad_N: AllReduce(grad_N[:4]),
+        lambda grad_N: AllReduce(grad_N.double()[:4]),
+    ],
+    ids=["verb", "size", "dtype"],
+)
+def test_collectives_that_disagree_are_refused(other) -> None:
+    def rows(rank, world, grad_N):
+        return [other(grad_N) if rank == 1 else AllReduce(grad_N)]
+
+    with pytest.raises(InvalidSetting, match="ranks call different collectives"):
+        simulate_exchange(Says(rows), 8, THREE)
+
+
+def test_an_exchange_that_looks_at_values_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="looks at values, and there are none"):
+        simulate_exchange(Says(looks_at_values), 8, THREE)
+
+
+def test_a_gather_among_shards_is_refused() -> None:
+    def rows(rank, world, grad_N):
+        return [AllGather(grad_N, grad_N, Among.SHARDS)]
+
+    with pytest.raises(InvalidSetting, match="no tensor-parallel links"):
+        simulate_exchange(Says(rows), 8, THREE)
+
+
+def test_computations_of_an_exchange_without_a_compressor_are_marked() -> None:
+    def rows(rank, world, grad_N):
+        return [Compute("encode", lambda: None, 8), AllReduce(grad_N)]
+
+    marks = [s for s in simulate_exchange(Says(rows), 8, THREE).spans if s.lane == "compute"]
+    assert {s.name for s in marks} == {"encode (not measured)"}
+
+
+def test_what_is_computed_first_does_not_wait_for_the_lane() -> None:
+    """Message 1 encodes while message 0 is on the wire, and takes the lane when that has ended."""
+    supersteps = (Superstep((Work("encode", 1.0),), (), 0), Superstep((), (_joint(0.0, 2.0),), 1))
+    played = play(Traffic([[supersteps, supersteps]], [[0.0, 0.0]], ["a", "b"]))
+    times = {(s.lane, s.message): (s.start_s, s.end_s) for s in played.spans}
+    assert times == {
+        ("compute", 0): (0.0, 1.0),
+        ("compute", 1): (1.0, 2.0),
+        ("communication", 0): (1.0, 3.0),
+        ("communication", 1): (3.0, 5.0),
+    }
+
+
+def test_the_compute_lane_takes_what_is_ready_in_issue_order() -> None:
+    first = (Superstep((), (_joint(0.0, 1.5),), 1), Superstep((Work("decode", 1.0),), (), 0))
+    other = (Superstep((Work("encode", 1.0),), (), 0),)
+    played = play(Traffic([[first, other, other]], [[0.0] * 3], ["a", "b", "c"], credit=3))
+    order = [(s.message, s.start_s) for s in played.spans if s.lane == "compute"]
+    # Message 2 is ready at once, before message 0's decode; when 2 s are over there is only that.
+    assert order == [(1, 0.0), (2, 1.0), (0, 2.0)]
+
+
+def test_what_a_computation_makes_ready_competes_for_the_lane() -> None:
+    """As in the runtime: message 0's second computation goes before message 1's first."""
+    twice = (Superstep((Work("encode", 1.0),), (), 0), Superstep((Work("decode", 1.0),), (), 0))
+    played = play(Traffic([[twice, twice]], [[0.0, 0.0]], ["a", "b"], credit=2))
+    assert [s.message for s in played.spans] == [0, 0, 1, 1]
+
+
+def test_a_slow_rank_computes_slowly_and_the_others_wait_for_it() -> None:
+    supersteps = (Superstep((Work("encode", 1.0),), (), 0), Superstep((), (_joint(0.5, 1.0),), 1))
+    played = play(Traffic([[supersteps]] * 2, [[0.0]] * 2, [""], slowness=[1.0, 3.0]))
+    assert played.end_s == [[4.5], [4.5]]
+
+
+def test_what_comes_at_one_instant_is_computed_in_the_order_of_messages() -> None:
+    """Message 1's early encode comes when message 0 is launched, which stands before it."""
+    encode, send = Work("encode", 1.0), Superstep((), (_joint(0.0, 1.0),), 1)
+    own = [(Superstep((encode,), (), 0), send), (send,)]
+    early = [[[], [(2.0, Work("encode early", 4.0))]]]
+    played = play(Traffic([own], [[2.0, 2.0]], ["", ""], early=early))
+    begun = {s.name: s.start_s for s in played.spans if s.lane == "compute"}
+    assert begun == {"encode": 2.0, "encode early": 3.0}
+
+
+def test_messages_of_ranks_that_are_apart_do_not_meet() -> None:
+    """Rank 1 is ready for message 1 alone; both messages are between the same two ranks."""
+
+    def hops(peer: int, *, sends: bool) -> tuple[Superstep, ...]:
+        return (Superstep((), (Hop(peer, sends, 8, Price(0.0, 1.0)),), 8 * sends),)
+
+    traffic = Traffic(
+        [[hops(1, sends=True)] * 2, [hops(0, sends=False)] * 2],
+        [[0.0, 0.0], [4.0, 4.0]],
+        ["a", "b"],
+        credit=2,
+    )
+    assert play(traffic).end_s == [[6.0, 6.0]] * 2

@@ -1,0 +1,78 @@
+"""Cores that ranks share: what messages take of them comes out of computation."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.drafts import Blend, Draft
+from gradwire.planning.measure.links import shared_cores
+from gradwire.planning.planner.ddp import ddp
+from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.timeline import simulate
+from gradwire_lab.laws.inputs import profile_of
+from tests.planning.test_auto import cluster_of
+
+PROFILE = profile_of(([2**12], 0.25, 0.5), ([2**10], 0.25, 0.125), ([2**11], 0.25, 0.25))
+COMPUTED_S = 0.75 + 0.875
+CARRIED = LineFit(alpha_s=0.01, per_unit_s=1e-6)
+
+
+def crowded(**figures: object) -> Cluster:
+    return Cluster(num_ranks=4, rate_bytes_per_s=1e12, hop_s=1e-9).model_copy(
+        update={"cores": 0.5, "processors": CARRIED, **figures}
+    )
+
+
+def test_messages_take_a_ranks_cores_from_its_model() -> None:
+    """One message of 7168 elements: 1.5 times its bytes are sent, at half a core."""
+    cluster = crowded()
+    carried_s = (0.01 + 1e-6 * 1.5 * 4 * 7168) / 0.5
+    plan = ddp(PROFILE, cluster)
+    assert iteration_s(plan, PROFILE, cluster) == pytest.approx(COMPUTED_S + carried_s)
+    assert simulate(plan, PROFILE, cluster).iteration_s == iteration_s(plan, PROFILE, cluster)
+
+
+@pytest.mark.parametrize("figures", [{"cores": None}, {"processors": None}])
+def test_where_cores_are_not_short_messages_take_none(figures: dict[str, None]) -> None:
+    cluster = crowded(**figures)
+    plan = ddp(PROFILE, cluster)
+    assert iteration_s(plan, PROFILE, cluster) == pytest.approx(COMPUTED_S, rel=1e-6)
+
+
+def test_where_the_link_is_slow_cores_are_free_for_messages() -> None:
+    slow = crowded(rate_bytes_per_s=1e4)
+    plan = ddp(PROFILE, slow)
+    free = slow.model_copy(update={"cores": None})
+    assert iteration_s(plan, PROFILE, slow) == iteration_s(plan, PROFILE, free)
+
+
+@pytest.mark.parametrize("beside", [0.0, 1.0])
+def test_drafts_of_plans_know_of_shared_cores_too(beside: float) -> None:
+    update = {"cores": 0.5, "processors": CARRIED, "beside": beside}
+    cluster = cluster_of(rate=1e9).model_copy(update=update)
+    free = cluster.model_copy(update={"cores": None})
+    blend = Blend(PROFILE, cluster)
+    draft = Draft(2, 2, False)
+    assert blend.seconds(draft) > Blend(PROFILE, free).seconds(draft) + 0.02
+    assert blend.seconds(draft) == pytest.approx(
+        iteration_s(blend.plan(draft), PROFILE, cluster), rel=1e-3
+    )
+
+
+def test_ranks_of_one_machine_share_its_cores() -> None:
+    """Four ranks of one machine, and a fifth on another, which has as many cores by itself."""
+    count, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    try:
+        torch.set_num_threads(count)
+        crowd = shared_cores(lambda own: [list(own)] * 4 + [[0.0, *own[1:]]])
+        assert crowd == count / 4
+        torch.set_num_threads(1)
+        alone = shared_cores(lambda own: [list(own), [0.0, *own[1:]]])
+        assert alone == (None if count > 1 else 1)
+    finally:
+        torch.set_num_threads(threads)

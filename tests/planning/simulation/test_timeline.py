@@ -1,0 +1,213 @@
+"""simulate and simulate_exchange: closed forms, what traces say, what is refused, and speed."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+import torch
+
+from gradwire.collective.allgather_sparse import allgather_sparse
+from gradwire.collective.casync_ps import casync_ps
+from gradwire.collective.casync_ring import casync_ring
+from gradwire.collective.ring import ring
+from gradwire.compress.cast16 import cast16
+from gradwire.compress.none import none
+from gradwire.compress.onebit import onebit
+from gradwire.compress.topk import topk
+from gradwire.contract.registry import load, names
+from gradwire.errors import InvalidSetting
+from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.pair import pair
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import ExchangeSetting, Plan
+from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.simulation.timeline import simulate, simulate_exchange
+from gradwire_lab.laws.inputs import profile_of
+from tests.planning.profiles import exact_cluster
+
+HOP_S, RATE = 2**-9, 2**20
+PROFILE = profile_of(([2**12], 0.25, 0.5), ([2**12], 0.25, 0.5))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("collective", [ring(), casync_ring(), casync_ps()], ids=repr)
+def test_dense_exchanges_take_the_ring_all_reduces_time(collective, world: int) -> None:
+    """2(N-1)(hop + n/N/rate), hop by hop or by collectives, when N divides n."""
+    numel = world * 2**10
+    cluster = exact_cluster(num_ranks=world)
+    trace = simulate_exchange(pair(none(), collective), numel, cluster)
+    expected_s = 2 * (world - 1) * (HOP_S + 4 * numel / world / RATE)
+    assert trace.iteration_s == pytest.approx(expected_s, rel=1e-13)
+    assert world & (world - 1) or trace.iteration_s == expected_s, "powers of two are exact"
+    assert trace.iteration_s == pytest.approx(cluster.all_reduce_s(4 * numel), rel=1e-13)
+
+
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_sparse_gather_takes_its_closed_form(world: int) -> None:
+    """(N-1)(hop + m/rate) for payloads of m bytes: 8 for each of the kept elements."""
+    exchange = pair(topk(density=0.25), allgather_sparse())
+    trace = simulate_exchange(exchange, 2**12, exact_cluster(num_ranks=world))
+    assert trace.iteration_s == (world - 1) * (HOP_S + 8 * 2**10 / RATE)
+
+
+ENCODE = LineFit(alpha_s=2**-12, per_unit_s=2**-24)
+MERGE = LineFit(alpha_s=2**-13, per_unit_s=2**-25)
+DECODE = LineFit(alpha_s=2**-14, per_unit_s=2**-26)
+CODEC = CodecFit(encode=ENCODE, merge=MERGE, decode=DECODE)
+"""Three lines, no multiple of which is another's."""
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("collective", [casync_ring(), casync_ps()], ids=repr)
+def test_casync_takes_its_closed_form(collective, world: int) -> None:
+    """2(N-1)(hop + m/rate) for payloads of m bytes a chunk, and the codec's time.
+
+    HiPress, table 3: the ring encodes N chunks, merges N - 1 and decodes one beside which nothing
+    travels. The server encodes all chunks but its own, and the mean of its own; merges what
+    arrived and what it has, N chunks; and decodes all but its own, which it does beside the pull.
+    """
+    chunk = 2**13
+    numel = world * chunk
+    cluster = exact_cluster(num_ranks=world).model_copy(update={"codecs": {"onebit": CODEC}})
+    trace = simulate_exchange(pair(onebit(block=65536), collective), numel, cluster)
+    wire_s = 2 * (world - 1) * (HOP_S + (2**10 + 8) / RATE)
+    assert DECODE.seconds(chunk) < HOP_S, "a ring's other decodes hide behind their hops"
+    if isinstance(collective, casync_ring):
+        codec_s = world * ENCODE.seconds(chunk) + (world - 1) * MERGE.seconds(chunk)
+        codec_s += DECODE.seconds(chunk)
+    else:
+        codec_s = ENCODE.seconds(numel - chunk) + MERGE.seconds(numel) + ENCODE.seconds(chunk)
+        codec_s += DECODE.seconds(numel - chunk)
+    assert trace.iteration_s == wire_s + codec_s
+
+
+def test_sixteen_bit_gradients_take_half_the_bytes() -> None:
+    cluster = exact_cluster(num_ranks=4)
+    full = simulate_exchange(pair(none(), ring()), 2**12, cluster)
+    half = simulate_exchange(pair(none(), ring()), 2**12, cluster, torch.bfloat16)
+    rounded = simulate_exchange(pair(cast16(), ring()), 2**12, cluster)
+    sent = [trace.only(lambda s: s.rank == 0).spans for trace in (full, half, rounded)]
+    assert [sum(s.size_bytes for s in spans) for spans in sent] == [24576, 12288, 12288]
+
+
+def test_alone_nothing_is_exchanged() -> None:
+    feedback = with_error_feedback(pair(topk(), allgather_sparse()))
+    assert simulate_exchange(feedback, 100, exact_cluster(num_ranks=1)).spans == ()
+
+
+def _sparse(plan: Plan) -> Plan:
+    messages = tuple(m.model_copy(update={"exchange": "sparse"}) for m in plan.messages)
+    sparse = ExchangeSetting(
+        compressor="topk",
+        settings={"density": 0.25},
+        collective="allgather_sparse",
+        error_feedback=True,
+    )
+    return plan.model_copy(update={"messages": messages, "exchanges": {"sparse": sparse}})
+
+
+@pytest.mark.parametrize("ranks", ["one", "all"])
+def test_what_was_not_measured_counts_as_nothing_and_the_trace_says_so(ranks) -> None:
+    cluster = exact_cluster(num_ranks=4)
+    trace = simulate(_sparse(wfbp(PROFILE, cluster)), PROFILE, cluster, ranks=ranks)
+    computed = {(s.name, s.duration_s) for s in trace.spans if s.lane == "compute"}
+    assert computed == {("encode (not measured)", 0.0), ("merge (not measured)", 0.0)}
+    exchanged_s = 3 * (HOP_S + 8 * 2**10 / RATE)
+    assert trace.iteration_s == 1.0 + exchanged_s + 0.5, "layer 1's message hides behind layer 0"
+
+
+@pytest.mark.parametrize("ranks", ["one", "all"])
+def test_what_was_measured_is_on_the_compute_lane(ranks) -> None:
+    line = LineFit(alpha_s=2**-8, per_unit_s=2**-16)
+    other = LineFit(alpha_s=2**-7, per_unit_s=2**-18)
+    codecs = {"topk": CodecFit(encode=line, decode=line, merge=other)}
+    cluster = exact_cluster(num_ranks=4).model_copy(update={"codecs": codecs})
+    trace = simulate(_sparse(wfbp(PROFILE, cluster)), PROFILE, cluster, ranks=ranks)
+    spans = [s for s in trace.spans if s.rank == 0 and s.message == 1]
+    encode_s, merge_s = line.seconds(2**12), other.seconds(4 * 2**12)
+    sent_s = 3 * (HOP_S + 8 * 2**10 / RATE)
+    assert [(s.lane, s.name, s.start_s, s.duration_s) for s in spans] == [
+        ("compute", "encode", 1.0, encode_s),
+        ("communication", "t0[0:4096]", 1.0 + encode_s, sent_s),
+        ("compute", "merge", 1.0 + encode_s + sent_s, merge_s),
+    ]
+    assert trace.iteration_s == 1.0 + encode_s + sent_s + merge_s + 0.5
+
+
+def test_spans_of_several_verbs_say_which() -> None:
+    plan = wfbp(PROFILE, exact_cluster())
+    exchanges = {"parts": ExchangeSetting(compressor="none", collective="casync_ps")}
+    messages = tuple(m.model_copy(update={"exchange": "parts"}) for m in plan.messages)
+    plan = plan.model_copy(update={"messages": messages, "exchanges": exchanges})
+    trace = simulate(plan, PROFILE, exact_cluster(), ranks="all")
+    names = [s.name for s in trace.spans if s.lane == "communication" and s.rank == 1]
+    assert names == [
+        f"{label}: {verb}"
+        for label in ("t1[0:4096]", "t0[0:4096]")
+        for verb in ("AllToAll", "AllGather")
+    ]
+
+
+def test_jitter_makes_ranks_differ_and_the_slowest_decides() -> None:
+    cluster = exact_cluster(num_ranks=4)
+    plan = wfbp(PROFILE, cluster)
+    trace = simulate(plan, PROFILE, cluster, ranks="all", jitter=0.1, seed=1)
+    ends_s = {s.rank: s.end_s for s in trace.spans if s.lane == "backward"}
+    assert len(set(ends_s.values())) == 4
+    last = [s for s in trace.spans if s.lane == "communication" and s.message == 1]
+    assert {s.end_s for s in last} == {max(ends_s.values()) + cluster.all_reduce_s(2**14)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ranks": "some"}, "'one' or 'all'"),
+        ({"ranks": "all", "jitter": -0.1}, "0 or more"),
+        ({"ranks": "all", "jitter": float("nan")}, "0 or more"),
+        ({"jitter": 0.1}, "use ranks='all'"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings, words: str) -> None:
+    plan = wfbp(PROFILE, exact_cluster())
+    with pytest.raises(InvalidSetting, match=words):
+        simulate(plan, PROFILE, exact_cluster(), **settings)
+
+
+@pytest.mark.parametrize("name", sorted({*names("planner")} - {"secopa"}))  # plays each rank
+def test_resnet50_on_128_ranks_is_quick(name: str) -> None:
+    """About 5 ms for one rank and half a second for all; the bounds leave room for slow hosts."""
+    profile = catalogue.load("resnet50")
+    cluster = Cluster(num_ranks=128, rate_bytes_per_s=1.25e9)
+    plan = load("planner", name)(profile, cluster)
+    gc.disable()  # what other tests have left behind is not the simulator's to walk through
+    began_s = time.process_time()
+    one = simulate(plan, profile, cluster)
+    then_s = time.process_time()
+    every = simulate(plan, profile, cluster, ranks="all")
+    end_s = time.process_time()
+    gc.enable()
+    assert then_s - began_s < 0.5
+    assert end_s - then_s < 2.0
+    assert every.iteration_s == pytest.approx(one.iteration_s, rel=1e-12)
+
+
+def test_one_rank_stands_for_any_number_where_all_do_the_same() -> None:
+    """All-gathers alone need nobody to be played beside; ranks that send to each other do."""
+    many = 2**11
+    plan = wfbp(PROFILE, exact_cluster())
+
+    def through(collective: str, num_ranks: int) -> float:
+        settings = {"density": 0.25}
+        other = ExchangeSetting(compressor="topk", settings=settings, collective=collective)
+        messages = tuple(m.model_copy(update={"exchange": "other"}) for m in plan.messages)
+        changed = plan.model_copy(update={"messages": messages, "exchanges": {"other": other}})
+        return simulate(changed, PROFILE, exact_cluster(num_ranks=num_ranks)).iteration_s
+
+    sent_s = 2 * (many - 1) * (HOP_S + 8 * 2**10 / RATE)
+    assert through("allgather_sparse", many) == pytest.approx(0.5 + sent_s + 0.5)
+    with pytest.raises(InvalidSetting, match="at most 1024 where each is played by itself"):
+        through("sparcml", many)
