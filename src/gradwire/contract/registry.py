@@ -96,7 +96,7 @@ COMMANDS = Kind(
 """The commands of ``gradwire``, which are found as algorithms are."""
 
 EXTENSIONS = {
-    **dict.fromkeys(("compll_text", "tune", "with_measured_scheme"), _LAB),
+    **dict.fromkeys(("adapt", "compll_text", "tune", "with_measured_scheme"), _LAB),
     **dict.fromkeys(("kernel_bench", "pictures", "testbed"), _BENCH),
 }
 """Modules and functions that are used where they are installed, and the package that has each."""

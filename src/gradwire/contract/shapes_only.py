@@ -28,9 +28,6 @@ class Hollow(Compressor):
     def for_world(self, world: int, rank: int = 0) -> Compressor:
         return Hollow(self.codec.for_world(world, rank))
 
-    def ladder(self) -> tuple[Compressor, ...]:
-        return tuple(map(Hollow, self.codec.ladder()))
-
     def chunk(self, start: int, stop: int) -> Compressor:
         return Hollow(self.codec.chunk(start, stop))
 

@@ -26,10 +26,9 @@ from ..contract.bounds import check_share, check_whole
 from ..contract.spec import TensorSpec
 from ..contract.verbs import Steps
 from ..errors import invalid
-from ._counted import Steps_T, count_step, no_steps, steps_done
-from .adapt import adapted_in
 from .by_name import exchange_for
-from .error_feedback import Wrapper
+from .error_feedback import Wrapper, chooser_of
+from .warmup import Steps_T, count_step, no_steps, steps_done
 
 DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 """The densities of the paper's stages; the last one is for good."""
@@ -56,7 +55,7 @@ class DensityWarmup(Wrapper):
             raise invalid("densities", self.densities, "at least one", "leave it out")
         for number, density in enumerate(self.densities):
             check_share(f"densities[{number}]", density)
-        if adapted_in(self.inner) is not None:
+        if chooser_of(self.inner) is not None:
             accepted = "one with one density, and adapt chooses one for each layer"
             raise invalid("exchange to warm up", self.inner, accepted, "leave one of both out")
         stages = tuple(_at_density(self.inner, density) for density in self.densities)

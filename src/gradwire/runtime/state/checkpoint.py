@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ...contract import State
 from ...errors import InvalidSetting, invalid
-from ...exchange.adapt import refuse_rungs
-from ...exchange.error_feedback import residuals
+from ...exchange.error_feedback import chooser_of, residuals
 from ..step.messages import Message
 from .saved import SCHEMA, Fields, check_form, refuse_values
 
@@ -131,7 +130,9 @@ def loaded(
             for message in messages
         ]
     for message, state in zip(messages, states, strict=True):
-        refuse_rungs(message.exchange, state, [slot.name for slot in message.slots])
+        own = chooser_of(message.exchange)
+        if own is not None:
+            own.check(state, [slot.name for slot in message.slots])
     keys = {message.key for message in messages}
     if lost := [key for key in saved["messages"] if key not in keys]:
         _log.warning(
