@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.dsl import lowrank as factors
 from gradwire.exchange.by_name import exchange_for
 from gradwire_lab.laws.tolerance import same_bits
 from tests.compress.test_support import Shapes, draw, spec_of
@@ -154,7 +154,7 @@ def test_equal_shapes_are_orthogonalised_one_by_one(monkeypatch: pytest.MonkeyPa
     def by_one_norm(matrix_BNR: Tensor, out: Tensor) -> None:
         out.copy_(matrix_BNR / matrix_BNR.norm())
 
-    monkeypatch.setattr(factors, "orthonormal", by_one_norm)
+    monkeypatch.setattr(import_module("gradwire.compress.powersgd"), "orthonormal", by_one_norm)
     with pytest.raises(AssertionError):
         assert_each_keeps_its_norm()
 

@@ -74,7 +74,7 @@ def test_bench_is_paired_with_a_copy(gradwire: Run, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("show", "cast16"), "written in the language"),
-        (("show", "powersgd"), "torch carries those of matrices out"),
+        (("show", "powersgd"), "written in the language"),
         (("show", "terngard"), "did you mean 'terngrad'"),
         (("show", ENCODE), "bitwidth"),
         (("show", *FIGURE, "--trait", "unbaised"), "unbaised"),

@@ -59,7 +59,7 @@ def test_user_functions_are_told_from_logic() -> None:
 
 
 def test_every_operator_of_table_4_is_in_the_library() -> None:
-    from gradwire.dsl import matrices
+    from gradwire_lab.library import matrices
 
     for name in lines.COMMON:
         assert callable(getattr(language, name, None) or getattr(matrices, name, None)), name

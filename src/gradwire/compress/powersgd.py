@@ -25,11 +25,215 @@ Contributed: P Q_w^T where Q_w is this rank's own Q: its gradient, seen from the
 
 from __future__ import annotations
 
-from ..dsl.lowrank import MatrixProgram
-from ..dsl.matrices import Matrix, decomp, matmul
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import accumulate, groupby
+from math import prod
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..contract import Exchange, Layout, Member, State, Traits, synchronise_alone
+from ..contract.bounds import MOST_SEED, check_whole
+from ..contract.spec import TensorSpec, working_dtype
+from ..contract.travel import bytes_sent
+from ..contract.verbs import AllReduce, Compute, Steps
+
+# Letters: T tensors of a message, B adjacent ones of one shape and rank; a matrix has N rows (n,
+# the tensor's first dimension) and M columns (m, all its others), its factors have R columns.
 
 
-class powersgd(MatrixProgram):
+class MatrixBatch(NamedTuple):
+    """Adjacent matrices of one shape and rank: which tensors they are, and where all lies."""
+
+    tensors: slice
+    whole: slice
+    """All their elements in the message."""
+    left: slice
+    """Every P in the first all-reduce."""
+    right: slice
+    """Every Q in the second."""
+    shape_BNMR: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class FactorLayout:
+    """The places of everything in a message's gradient and in the buffers of its all-reduces.
+
+    The first all-reduce holds, in the order of the tensors, what stays dense and every P, the
+    second every Q. ``dense`` are ranges of the gradient and of the first.
+    """
+
+    basis_shapes: tuple[tuple[int, ...], ...]
+    dense: tuple[tuple[slice, slice], ...]
+    batches: tuple[MatrixBatch, ...]
+    round_numels: tuple[int, ...]
+
+
+class MatrixState(NamedTuple):
+    """The layout of a message, which follows from the spec, and every tensor's next start."""
+
+    layout: FactorLayout
+    basis_T: tuple[Tensor, ...]
+
+
+def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a tensor; a vector is one column, so factors are never worth it.
+
+    >>> as_matrix((64, 3, 3, 3)), as_matrix((4096,))
+    ((64, 27), (4096, 1))
+    """
+    return shape[0] if shape else 1, prod(shape[1:])
+
+
+def sent_numel(shape: Sequence[int], rank: int) -> int:
+    """Elements that travel of a tensor: of its factors, or its own where those are no fewer."""
+    return min(sum(as_matrix(shape)) * rank, prod(shape))
+
+
+@lru_cache(maxsize=4096)
+def layout_of(spec: TensorSpec, ranks: tuple[int, ...]) -> FactorLayout:
+    """The layout of a message, with a rank for each tensor."""
+    forms = [
+        (*as_matrix(shape), rank) if sent_numel(shape, rank) < prod(shape) else (0, 0, 0)
+        for shape, rank in zip(spec.tensor_shapes, ranks, strict=True)
+    ]
+    ends = [0, *accumulate(map(prod, spec.tensor_shapes))]
+    dense, batches, first, second = [], [], 0, 0
+    for (n, m, r), run in groupby(range(len(forms)), key=forms.__getitem__):
+        members = list(run)
+        tensors, count = slice(members[0], members[-1] + 1), len(members)
+        whole = slice(ends[tensors.start], ends[tensors.stop])
+        left = slice(first, first + (count * n * r if r else whole.stop - whole.start))
+        right = slice(second, second + count * m * r)
+        first, second = left.stop, right.stop
+        if r:
+            batches.append(MatrixBatch(tensors, whole, left, right, (count, n, m, r)))
+        else:
+            dense.append((whole, left))
+    basis_shapes = tuple((m, r) if r else (0,) for _, m, r in forms)
+    return FactorLayout(basis_shapes, tuple(dense), tuple(batches), (first, second))
+
+
+def first_bases(
+    shapes: Sequence[tuple[int, ...]], seed: int, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """The starts of the first step: each follows from its shape alone: fusing changes nothing."""
+    made = [torch.empty(shape, dtype=working_dtype(dtype)) for shape in shapes]
+    return tuple(one.normal_(generator=torch.Generator().manual_seed(seed)) for one in made)
+
+
+def orthonormal(matrix_BNR: Tensor, out: Tensor) -> None:
+    """Fills ``out``, maybe the matrix itself, with orthonormal columns that span the columns.
+
+    By Householder's QR (N >= R), which needs no epsilon: where columns depend on each other, or are
+    zero, others that are orthogonal to the rest stand in for them. What is not finite makes its
+    matrix not finite and no other.
+
+    >>> columns = torch.zeros(1, 3, 2)
+    >>> orthonormal(columns, columns)
+    >>> columns.abs().squeeze().tolist()
+    [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+    """
+    out.copy_(torch.linalg.qr(matrix_BNR).Q)
+
+
+class MatrixStep:
+    """One rank's tensors during a step, in buffers that it keeps between steps.
+
+    ``whole_N`` is what is sent, and ``mean_N`` is where its mean is to lie. Both are of the working
+    dtype, and wherever possible they are the caller's own tensors.
+    """
+
+    def __init__(
+        self,
+        me: Member,
+        state: MatrixState,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> None:
+        self.state, self.layout, self.world = state, state.layout, me.world
+        self.grad_N, self.out_N, self.residual_N = grad_N, out_N, residual_N
+        dtype = working_dtype(grad_N.dtype)
+
+        def scratch(name: str, numel: int) -> Tensor:
+            return me.scratch(name, numel, grad_N, dtype)
+
+        def own_or_scratch(tensor: Tensor, name: str) -> Tensor:
+            suits = tensor.dtype == dtype and tensor.is_contiguous()
+            return tensor if suits else scratch(name, tensor.numel())
+
+        self.rounds = [scratch(f"round {i}", n) for i, n in enumerate(self.layout.round_numels)]
+        self.whole_N = own_or_scratch(grad_N, "whole") if residual_N is None else residual_N
+        self.mean_N = own_or_scratch(out_N, "whole" if residual_N is None else "mean")
+
+    def encode(self, number: int) -> None:
+        """Makes what travels in a round: P of every matrix, then Q, with which the own part of the
+        mean is known and leaves the residual."""
+        if number == 0:
+            self.gather()
+        for m in self.layout.batches:
+            whole_BNM, left_BNR, right_BMR = self.factors(m)
+            if number == 0:
+                torch._foreach_copy_(list(right_BMR), list(self.state.basis_T[m.tensors]))
+                torch.bmm(whole_BNM, right_BMR, out=left_BNR)
+                continue
+            orthonormal(left_BNR, left_BNR)
+            torch.bmm(whole_BNM.mT, left_BNR, out=right_BMR)
+            if self.residual_N is not None:
+                whole_BNM.baddbmm_(left_BNR, right_BMR.mT, alpha=-1)
+
+    def factors(self, m: MatrixBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """A batch's matrices, their P and their Q."""
+        b, rows, columns, rank = m.shape_BNMR
+        whole_BNM = self.whole_N[m.whole].view(b, rows, columns)
+        left_BNR = self.rounds[0][m.left].view(b, rows, rank)
+        return whole_BNM, left_BNR, self.rounds[1][m.right].view(b, columns, rank)
+
+    def gather(self) -> None:
+        """Adds gradient and residual, and puts what stays dense into the first all-reduce.
+
+        That is divided by W before it is summed, as DDP does, so that a sum cannot overflow where
+        the mean does not.
+        """
+        if self.residual_N is not None:
+            self.residual_N.add_(self.grad_N)
+        elif self.whole_N is not self.grad_N:
+            self.whole_N.copy_(self.grad_N)
+        for whole, place in self.layout.dense:
+            torch.mul(self.whole_N[whole], 1 / self.world, out=self.rounds[0][place])
+            if self.residual_N is not None:
+                self.residual_N[whole].sub_(self.rounds[0][place], alpha=self.world)
+
+    def decode(self) -> None:
+        """Writes the mean, maybe where the gradient was, and keeps the next start: Q, each column
+        scaled to a largest element of 1.
+
+        One that is zero stays zero, and one that is not finite becomes so: the next step's
+        orthogonalisation puts another direction in its place.
+        """
+        if self.residual_N is not None:
+            torch.nan_to_num_(self.residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+        self.rounds[1].mul_(1 / self.world)
+        for m in self.layout.batches:
+            _, left_BNR, right_BMR = self.factors(m)
+            mean_BNM = self.mean_N[m.whole].view(m.shape_BNMR[:3])
+            torch.bmm(left_BNR, right_BMR.mT, out=mean_BNM)
+            peak_B1R = torch.linalg.vector_norm(right_BMR, torch.inf, dim=1, keepdim=True)
+            right_BMR.div_(peak_B1R.clamp_min_(torch.finfo(right_BMR.dtype).tiny))
+            torch.nan_to_num_(right_BMR, nan=0.0, posinf=0.0, neginf=0.0)
+            torch._foreach_copy_(list(self.state.basis_T[m.tensors]), list(right_BMR))
+        for whole, place in self.layout.dense:
+            self.mean_N[whole].copy_(self.rounds[0][place])
+        if self.mean_N is not self.out_N:
+            self.out_N.copy_(self.mean_N)
+
+
+@dataclass(frozen=True, kw_only=True)
+class powersgd(Exchange):
     """Averages matrices by way of two factors of ``rank`` columns, a whole number from 1.
 
     ``seed`` draws the Q that the first step starts from.
@@ -46,11 +250,55 @@ class powersgd(MatrixProgram):
     (True, [64, 64], 256)
     """
 
-    def encode(self, gradient: Matrix, start: Matrix) -> tuple[Matrix, Matrix]:
-        return decomp(gradient, start)
+    rank: int = 4
+    seed: int = 0
+    traits: ClassVar[Traits] = Traits(
+        layout=Layout.LOW_RANK,
+        contraction=True,
+        error_feedback=True,
+        whole_tensors=True,
+        same_threads=True,
+    )
 
-    def decode(self, left: Matrix, right: Matrix) -> Matrix:
-        return matmul(left, right.T)
+    def __post_init__(self) -> None:
+        """Refuses settings that mean nothing."""
+        name = type(self).__name__
+        check_whole(f"{name} rank", self.rank, "leave it out")
+        check_whole(f"{name} seed", self.seed, "leave it out", least=0, most=MOST_SEED)
+
+    def init(self, spec: TensorSpec, world: int) -> MatrixState:
+        return self.started(spec, (self.rank,) * len(spec.tensor_shapes))
+
+    def started(self, spec: TensorSpec, ranks: tuple[int, ...]) -> MatrixState:
+        """State before the first step, with a rank for each tensor."""
+        layout = layout_of(spec, ranks)
+        return MatrixState(layout, first_bases(layout.basis_shapes, self.seed, spec.dtype))
+
+    def synchronise(
+        self,
+        me: Member,
+        state: MatrixState,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        if me.world == 1:
+            yield from synchronise_alone(grad_N, out_N, residual_N)
+            return state
+        held = MatrixStep(me, state, grad_N, out_N, residual_N)
+        for number, buffer in enumerate(held.rounds):
+            if number and not held.layout.batches:
+                break
+            yield Compute("encode", partial(held.encode, number), grad_N.numel())
+            yield AllReduce(buffer)
+        yield Compute("decode", held.decode, grad_N.numel())
+        return state
+
+    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
+        layout = layout_of(spec, (self.rank,) * len(spec.tensor_shapes))
+        item = working_dtype(spec.dtype).itemsize
+        sent = [bytes_sent("all_reduce", item * numel, world) for numel in layout.round_numels]
+        return [sum(sent)] * world
 
 
 EXAMPLES = (powersgd(), powersgd(rank=1), powersgd(rank=2, seed=1))

@@ -23,10 +23,8 @@
     coders     a field's packed bytes made fewer and back; runs: coders that are programs
     library/   added so: e4m3, exponent and zero_run
 
-    matrices   programs of matrices, checked to be projections of the mean gradient
-    lowrank    an exchange of each, which torch carries out
-
-The paper's C-like text becomes such a class too: ``gradwire_lab/compll_text``.
+The paper's C-like text becomes such a class too: ``gradwire_lab/compll_text``. Programs of matrices
+are in ``gradwire_lab/library``.
 
 Source: HiPress (CompLL), section 4, table 4.
 """

@@ -23,7 +23,8 @@ from .ir import BOOL, FLOAT32, INT32, UNSIGNED, DType, Node, Op
 
 Number: TypeAlias = "Scalar | bool | int | float"
 
-_HERE = str(Path(__file__).parent)
+LANGUAGE = [str(Path(__file__).parent)]
+"""Folders of the language's own code, which no refusal names; a package with operators adds its."""
 
 
 class Refusal(InvalidSetting):
@@ -37,7 +38,7 @@ class Refusal(InvalidSetting):
 def refuse(what: str, remedy: str) -> NoReturn:
     """Raises Refusal that begins with the file and line of the program being traced."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(tuple(LANGUAGE)):
         frame = frame.f_back
     raise Refusal(f"{frame.f_code.co_filename}:{frame.f_lineno}", f"{what}; {remedy}")
 
@@ -81,7 +82,7 @@ def _raised_at(error: Exception) -> str:
     found, trace = "", error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith(_HERE):
+        if not name.startswith(tuple(LANGUAGE)):
             found = f"{name}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found

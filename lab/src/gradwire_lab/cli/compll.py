@@ -115,7 +115,6 @@ def _shipped(name: str) -> Any:
     from gradwire.dsl.program import Program
 
     found = load("compress", name)
-    _check_no_matrices(name, [found])
     if not (isinstance(found, type) and issubclass(found, Program)):
         raise invalid("NAME", name, "a compressor written in the language", "try terngrad")
     return found
@@ -123,7 +122,7 @@ def _shipped(name: str) -> Any:
 
 def _check_no_matrices(name: str, values: Iterable[object]) -> None:
     """Refuses a program of matrices, which has no kernels of its own."""
-    from gradwire.dsl.lowrank import MatrixProgram
+    from gradwire_lab.library.lowrank import MatrixProgram
 
     if any(isinstance(value, type) and issubclass(value, MatrixProgram) for value in values):
         accepted = "a program that becomes C++ or Triton; torch carries those of matrices out"

@@ -48,11 +48,11 @@ from gradwire.contract.payload import Payload
 from gradwire.dsl import ir
 from gradwire.dsl.coders import Coder, coder
 from gradwire.dsl.language import Compressed, Type
-from gradwire.dsl.lowrank import MatrixProgram
-from gradwire.dsl.matrices import Matrix
 from gradwire.dsl.program import Program
 from gradwire.dsl.symbols import Vector, tracing
 from gradwire.errors import InvalidSetting, NotInstalled, invalid
+from gradwire_lab.library.lowrank import MatrixProgram
+from gradwire_lab.library.matrices import Matrix
 
 from .run import ProgramTrace
 from .tree import Declared, Parsed, Text, trees

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from gradwire.dsl import language, matrices
+from gradwire.dsl import language
 from gradwire.dsl.language import Compressed, Vector
-from gradwire.dsl.matrices import Matrix
 from gradwire.dsl.operators import registered
 from gradwire.dsl.symbols import Refusal, Symbol, count_operation, refuse
 from gradwire.errors import InvalidSetting
+from gradwire_lab.library.matrices import Matrix
 
-from ..library import exponent, zero_run  # noqa: F401  # which register operators
+from ..library import exponent, matrices, zero_run  # noqa: F401  # two register operators
 from .tree import Declared, Function, Kind, ParamField, Parsed, Text, TextError, at, declarations
 from .values import BINARY, OPERATORS, TYPES, UNARY, Value, apply_function, converted, truth, typed
 

@@ -17,8 +17,8 @@ import numpy as np
 from gradwire.dsl import language
 from gradwire.dsl.ir import BOOL, FLOAT32, UNSIGNED, Op
 from gradwire.dsl.language import Compressed, Scalar, Type, Vector
-from gradwire.dsl.matrices import Matrix, matmul, orthogonal
 from gradwire.dsl.symbols import Symbol, refuse
+from gradwire_lab.library.matrices import Matrix, matmul, orthogonal
 
 from .tree import Kind
 

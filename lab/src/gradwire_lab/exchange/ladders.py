@@ -1,6 +1,6 @@
 """Ladders: an algorithm at several settings, of which each tensor of a message may take one.
 
-A pair sends every tensor through one collective, by a codec of its own; a program of matrices gives
+A pair sends every tensor through one collective, by a codec of its own; powersgd gives
 every matrix a rank of its own. Letters: T tensors of a message, L rungs.
 """
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compress.dgc import dgc
+from gradwire.compress.powersgd import MatrixState, MatrixStep, layout_of, powersgd, sent_numel
 from gradwire.compress.qsgd import BITWIDTHS as QSGD_BITWIDTHS
 from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
@@ -29,7 +30,6 @@ from gradwire.contract.shapes_only import Hollow
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.tensorwise import Tensorwise, tensor_places, tensor_sizes
 from gradwire.contract.verbs import AllReduce, Compute, Steps
-from gradwire.dsl.lowrank import FactorLayout, MatrixProgram, MatrixState, StepTensors, layout_of
 from gradwire.exchange.pair import Pair, PairState
 
 
@@ -84,7 +84,7 @@ def ladder_of(exchange: Exchange) -> Ladder | None:
     found: Ladder | None = None
     if isinstance(exchange, Pair):
         found = PairLadder.of(exchange)
-    elif isinstance(exchange, MatrixProgram):
+    elif isinstance(exchange, powersgd):
         found = MatrixLadder(exchange)
     return found if found is not None and len(found.settings) > 1 else None
 
@@ -252,39 +252,39 @@ class LadderState(NamedTuple):
 
 @dataclass(frozen=True)
 class MatrixLadder(Ladder):
-    """A program of matrices at ranks around its own.
+    """powersgd at ranks around its own.
 
     Every matrix keeps a start of as many columns as the largest rank has, and a step takes the
     first of them. A column of a factor is made of the start's columns up to its own, and of no
     later one. So one step at the largest ranks shows what every smaller one would lose.
     """
 
-    program: MatrixProgram
+    exchange: powersgd
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The ranks, ascending."""
-        return tuple(sorted({max(1, round(self.program.rank * factor)) for factor in _RANKS}))
+        return tuple(sorted({max(1, round(self.exchange.rank * factor)) for factor in _RANKS}))
 
     @cached_property
     def settings(self) -> tuple[str, ...]:
-        return tuple(repr(replace(self.program, rank=rank)) for rank in self.ranks)
+        return tuple(repr(replace(self.exchange, rank=rank)) for rank in self.ranks)
 
     @property
     def given(self) -> int:
-        return self.ranks.index(self.program.rank)
+        return self.ranks.index(self.exchange.rank)
 
     def bytes_TL(self, spec: TensorSpec) -> list[list[int]]:
         item = working_dtype(spec.dtype).itemsize
-        return [
-            [item * sum(alone.round_numels) for alone in self._alone(shape)]
-            for shape in map(spec.tensor_shapes.__getitem__, tensor_places(spec))
-        ]
+        shapes = [spec.tensor_shapes[place] for place in tensor_places(spec)]
+        return [[item * sent_numel(shape, rank) for rank in self.ranks] for shape in shapes]
 
     def init(self, spec: TensorSpec, world: int) -> LadderState:
-        return LadderState(
-            spec, self.program.started(spec, tuple(map(self._most, spec.tensor_shapes)))
-        )
+        most = [
+            max((rank for rank in self.ranks if sent_numel(shape, rank) < prod(shape)), default=1)
+            for shape in spec.tensor_shapes
+        ]
+        return LadderState(spec, self.exchange.started(spec, tuple(most)))
 
     def measure(self, me: Member, state: LadderState, whole_N: Tensor) -> Steps[Tensor]:
         """A step at the largest ranks, less its last all-reduce: a rank's own part is not sent."""
@@ -292,28 +292,26 @@ class MatrixLadder(Ladder):
         lost_TL = whole_N.new_zeros(len(places), len(self.ranks), dtype=torch.float64)
         if not state.most.layout.batches:
             return lost_TL
-        held = StepTensors(me, self.program.traced(), state.most, whole_N, whole_N, None)
-        for number, buffer in enumerate(held.rounds):
-            yield Compute("encode", partial(held.encode, number), whole_N.numel())
-            if buffer is not held.rounds[-1]:
-                yield AllReduce(buffer)
-        rows = dict(zip(places, lost_TL, strict=True))
-        yield Compute("encode", partial(self._note_lost, state, held, rows), whole_N.numel())
-        return lost_TL
+        held = MatrixStep(me, state.most, whole_N, whole_N)
+        yield Compute("encode", partial(held.encode, 0), whole_N.numel())
+        yield AllReduce(held.rounds[0])
 
-    def _note_lost(self, state: LadderState, held: StepTensors, rows: dict[int, Tensor]) -> None:
-        """The squared norm of a matrix less that of its projection; 0 where it stays dense."""
-        last, shapes = held.program.last, state.spec.tensor_shapes
-        for m in held.batches:
-            other = 2 - last.dims.index("R")  # the dimension that is not R, after B
-            kept_BR = torch.linalg.vector_norm(m.factors[last], dim=other, dtype=torch.float64)
-            whole_B = torch.linalg.vector_norm(m.whole_BNM, dim=(1, 2), dtype=torch.float64)
-            lost_BR = whole_B.square()[:, None] - kept_BR.square().cumsum(1)
-            members = range(m.tensors.start, m.tensors.stop)
-            for place, lost_R in zip(members, lost_BR.clamp_min_(0.0), strict=True):
-                for rung, alone in enumerate(self._alone(shapes[place])):
-                    if alone.batches:
-                        rows[place][rung] = lost_R[self.ranks[rung] - 1]
+        def note_lost() -> None:
+            """The squared norm of a matrix less that of its projection; 0 where it stays dense."""
+            held.encode(1)
+            rows, shapes = dict(zip(places, lost_TL, strict=True)), state.spec.tensor_shapes
+            for m in held.layout.batches:
+                whole_BNM, _, right_BMR = held.factors(m)
+                kept_BR = torch.linalg.vector_norm(right_BMR, dim=1, dtype=torch.float64)
+                whole_B = torch.linalg.vector_norm(whole_BNM, dim=(1, 2), dtype=torch.float64)
+                lost_BR = whole_B.square()[:, None] - kept_BR.square().cumsum(1)
+                for place, lost_R in enumerate(lost_BR.clamp_min_(0.0), m.tensors.start):
+                    for rung, rank in enumerate(self.ranks):
+                        if sent_numel(shapes[place], rank) < prod(shapes[place]):
+                            rows[place][rung] = lost_R[rank - 1]
+
+        yield Compute("encode", note_lost, whole_N.numel())
+        return lost_TL
 
     def synchronise(
         self,
@@ -327,19 +325,9 @@ class MatrixLadder(Ladder):
         ranks = [1] * len(state.most.basis_T)
         for place, rung in zip(tensor_places(state.spec), rungs, strict=True):
             ranks[place] = self.ranks[rung]
-        layout = layout_of(self.program.traced(), state.spec, tuple(ranks))
+        layout = layout_of(state.spec, tuple(ranks))
         forms = zip(state.most.basis_T, layout.basis_shapes, strict=True)
         bases = tuple(basis if len(form) == 1 else basis[:, : form[1]] for basis, form in forms)
         own = MatrixState(layout, bases)
-        yield from self.program.synchronise(me, own, grad_N, out_N, residual_N)
+        yield from self.exchange.synchronise(me, own, grad_N, out_N, residual_N)
         return state
-
-    def _most(self, shape: tuple[int, ...]) -> int:
-        """The largest rank with which a tensor is factorised."""
-        pairs = zip(self.ranks, self._alone(shape), strict=True)
-        return max((rank for rank, alone in pairs if alone.batches), default=1)
-
-    def _alone(self, shape: tuple[int, ...]) -> list[FactorLayout]:
-        """The layout of a message of one tensor at each rank."""
-        spec = TensorSpec("", prod(shape), shapes=(shape,))
-        return [layout_of(self.program.traced(), spec, rank) for rank in self.ranks]

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, NoReturn
 
-from ..errors import invalid
-from .symbols import Symbol, count_operation, refuse, tracing
+from gradwire.dsl.symbols import Symbol, count_operation, refuse, tracing
+from gradwire.errors import invalid
 
 
 class FactorKind(Enum):

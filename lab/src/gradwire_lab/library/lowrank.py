@@ -15,12 +15,14 @@ from typing import Any, ClassVar, NamedTuple, dataclass_transform
 import torch
 from torch import Tensor
 
-from ..contract import Exchange, Layout, Member, State, Traits, synchronise_alone
-from ..contract.bounds import MOST_SEED, check_whole
-from ..contract.spec import TensorSpec, working_dtype
-from ..contract.travel import bytes_sent
-from ..contract.verbs import AllReduce, Compute, Steps
-from .matrices import Factor, LowRank, Matrix, Operand, trace_matrices
+from gradwire.compress.powersgd import as_matrix, first_bases, orthonormal, powersgd
+from gradwire.contract import Exchange, Member, State, Traits, synchronise_alone
+from gradwire.contract.bounds import MOST_SEED, check_whole
+from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.travel import bytes_sent
+from gradwire.contract.verbs import AllReduce, Compute, Steps
+
+from .matrices import Factor, LowRank, Matrix, Operand, decomp, matmul, trace_matrices
 
 # ---- A step of a program of matrices in torch, and where its matrices and factors lie ----------
 #
@@ -35,7 +37,7 @@ class FactorPlace(NamedTuple):
     shape_BNM: tuple[int, int, int]
 
 
-class MatrixBatch(NamedTuple):
+class ProgramBatch(NamedTuple):
     """Adjacent matrices of one shape and rank: which tensors they are, where all lies."""
 
     tensors: slice
@@ -45,7 +47,7 @@ class MatrixBatch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FactorLayout:
+class ProgramLayout:
     """The places of everything in a message's gradient and in the buffers of its all-reduces.
 
     The first holds, in the order of the tensors, what stays dense and every batch's products, the
@@ -54,39 +56,26 @@ class FactorLayout:
 
     basis_shapes: tuple[tuple[int, ...], ...]
     dense: tuple[tuple[slice, slice], ...]
-    batches: tuple[MatrixBatch, ...]
+    batches: tuple[ProgramBatch, ...]
     round_numels: tuple[int, ...]
     start_numel: int
 
 
-class MatrixState(NamedTuple):
+class ProgramState(NamedTuple):
     """The layout of a message, which follows from the spec, and every tensor's next start."""
 
-    layout: FactorLayout
+    layout: ProgramLayout
     basis_T: tuple[Tensor, ...]
 
 
-def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a tensor; a vector has none, so factors are never worth it.
-
-    >>> as_matrix((64, 3, 3, 3)), as_matrix((4096,))
-    ((64, 27), (0, 0))
-    """
-    return (shape[0], prod(shape[1:])) if len(shape) > 1 else (0, 0)
-
-
 @lru_cache(maxsize=4096)
-def layout_of(program: LowRank, spec: TensorSpec, ranks: int | tuple[int, ...]) -> FactorLayout:
-    """The layout of what a message carries; a spec without shapes is one vector, and dense.
-
-    ``ranks`` is the rank of all tensors, or that of each.
-    """
+def layout_of(program: LowRank, spec: TensorSpec, rank: int) -> ProgramLayout:
+    """The layout of what a message carries; a spec without shapes is one vector, and dense."""
     shapes = spec.tensor_shapes
-    each = (ranks,) * len(shapes) if isinstance(ranks, int) else ranks
-    forms = [_form(program, *one) for one in zip(shapes, each, strict=True)]
+    forms = [_form(program, shape, rank) for shape in shapes]
     ends = [0, *accumulate(map(prod, shapes))]
     dense: list[tuple[slice, slice]] = []
-    batches: list[MatrixBatch] = []
+    batches: list[ProgramBatch] = []
     used, started = [0 for _ in program.rounds], 0
     for form, run in groupby(range(len(shapes)), key=forms.__getitem__):
         members = list(run)
@@ -103,9 +92,9 @@ def layout_of(program: LowRank, spec: TensorSpec, ranks: int | tuple[int, ...]) 
         start = _placed(started, len(members), form, program.start.dims)
         started = start.range.stop
         shape_BNM = (len(members), form["N"], form["M"])
-        batches.append(MatrixBatch(tensors, FactorPlace(whole, shape_BNM), start, tuple(places)))
+        batches.append(ProgramBatch(tensors, FactorPlace(whole, shape_BNM), start, tuple(places)))
     basis_shapes = tuple((0,) if form is None else (form["M"], form["R"]) for form in forms)
-    return FactorLayout(basis_shapes, tuple(dense), tuple(batches), tuple(used), started)
+    return ProgramLayout(basis_shapes, tuple(dense), tuple(batches), tuple(used), started)
 
 
 def _form(program: LowRank, shape: Sequence[int], rank: int) -> dict[str, int] | None:
@@ -124,25 +113,10 @@ def _placed(first: int, count: int, form: dict[str, int], dims: str) -> FactorPl
 # ---- a step ------------------------------------------------------------------------------------
 
 
-def orthonormal(matrix_BNR: Tensor, out: Tensor) -> None:
-    """Fills ``out``, maybe the matrix itself, with orthonormal columns that span the columns.
-
-    By Householder's QR (N >= R), which needs no epsilon: where columns depend on each other, or are
-    zero, others that are orthogonal to the rest stand in for them. What is not finite makes its
-    matrix not finite and no other.
-
-    >>> columns = torch.zeros(1, 3, 2)
-    >>> orthonormal(columns, columns)
-    >>> columns.abs().squeeze().tolist()
-    [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
-    """
-    out.copy_(torch.linalg.qr(matrix_BNR).Q)
-
-
 class BatchTensors:
     """Views of one batch: every factor, the own part of the last, and the mean."""
 
-    def __init__(self, held: StepTensors, batch: MatrixBatch) -> None:
+    def __init__(self, held: StepTensors, batch: ProgramBatch) -> None:
         program, self.tensors = held.program, batch.tensors
 
         def view(buffer: Tensor, place: FactorPlace) -> Tensor:
@@ -178,7 +152,7 @@ class StepTensors:
         self,
         me: Member,
         program: LowRank,
-        state: MatrixState,
+        state: ProgramState,
         grad_N: Tensor,
         out_N: Tensor,
         residual_N: Tensor | None,
@@ -298,7 +272,7 @@ class MatrixProgram(Exchange):
     first step. A tensor is factorised where what travels of it is shorter than it is; others stay
     dense. The start's columns are scaled to a largest element of 1 between steps.
 
-    >>> from gradwire.dsl.matrices import decomp, matmul
+    >>> from gradwire_lab.library.matrices import decomp, matmul
     >>> class twice(MatrixProgram):
     ...     "Two steps of subspace iteration in each step of training, of four all-reduces."
     ...
@@ -313,13 +287,7 @@ class MatrixProgram(Exchange):
 
     rank: int = 4
     seed: int = 0
-    traits: ClassVar[Traits] = Traits(
-        layout=Layout.LOW_RANK,
-        contraction=True,
-        error_feedback=True,
-        whole_tensors=True,
-        same_threads=True,
-    )
+    traits: ClassVar[Traits] = powersgd.traits
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -344,24 +312,14 @@ class MatrixProgram(Exchange):
         """The program under these settings, as rounds."""
         return _traced(self)
 
-    def init(self, spec: TensorSpec, world: int) -> MatrixState:
-        return self.started(spec, self.rank)
-
-    def started(self, spec: TensorSpec, ranks: int | tuple[int, ...]) -> MatrixState:
-        """State before the first step; ``ranks`` is the rank of all tensors, or that of each."""
-        layout = layout_of(self.traced(), spec, ranks)
-        dtype = working_dtype(spec.dtype)
-        # What a tensor starts from follows from its shape alone, so fusing changes nothing.
-        draws = [torch.Generator().manual_seed(self.seed) for _ in layout.basis_shapes]
-        bases = [torch.empty(shape, dtype=dtype) for shape in layout.basis_shapes]
-        return MatrixState(
-            layout, tuple(b.normal_(generator=draw) for b, draw in zip(bases, draws, strict=True))
-        )
+    def init(self, spec: TensorSpec, world: int) -> ProgramState:
+        layout = layout_of(self.traced(), spec, self.rank)
+        return ProgramState(layout, first_bases(layout.basis_shapes, self.seed, spec.dtype))
 
     def synchronise(
         self,
         me: Member,
-        state: MatrixState,
+        state: ProgramState,
         grad_N: Tensor,
         out_N: Tensor,
         residual_N: Tensor | None = None,
@@ -388,3 +346,13 @@ class MatrixProgram(Exchange):
 @lru_cache(maxsize=1024)
 def _traced(program: MatrixProgram) -> LowRank:
     return trace_matrices(program)
+
+
+class low_rank(MatrixProgram):
+    """``powersgd`` as a program: every matrix as P Q^T, by one step of subspace iteration."""
+
+    def encode(self, gradient: Matrix, start: Matrix) -> tuple[Matrix, Matrix]:
+        return decomp(gradient, start)
+
+    def decode(self, left: Matrix, right: Matrix) -> Matrix:
+        return matmul(left, right.T)
