@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 import gradwire as gw
 from gradwire.compress.powersgd import powersgd
 from gradwire.contract import Member
+from gradwire.contract.shapes_only import record
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Compute
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import clone_state, run_local
 from gradwire.exchange.error_feedback import choose_together, chooser_of
 from gradwire.exchange.local import drive
-from gradwire.planning.clock.supersteps import record
 from gradwire_lab.exchange._cheapest import cheapest, chosen, total
 from gradwire_lab.exchange.adapt import Adapted, adapted_states
 from gradwire_lab.exchange.ladders import MatrixLadder

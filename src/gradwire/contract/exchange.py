@@ -151,16 +151,33 @@ class Exchange(metaclass=KeywordSettings):
         """
         raise AssertionError(f"{type(self).__name__} is not encoded on the host")
 
+    @property
+    def exact_size(self) -> bool:
+        """Whether the bytes of a step follow from the gradient's spec alone."""
+        return self.traits is not None and self.traits.exact_size
+
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         """Bytes that each rank sends for one gradient, the network's own headers aside.
 
-        None where the exchange does not state them, as where they vary with the gradient's values.
+        None where they vary with the gradient's values, or from step to step.
         """
-        return None
+        return self.expected_bytes(spec, world) if self.exact_size or world == 1 else None
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         """``wire_bytes`` of payloads of typical size where sizes vary: predictions use them."""
-        return self.wire_bytes(spec, world)
+        each = [self.bytes_of_rank(spec, world, rank) for rank in range(world)]
+        found = [size_bytes for size_bytes in each if size_bytes is not None]
+        return found if len(found) == world else None
+
+    def bytes_of_rank(self, spec: TensorSpec, world: int, rank: int = 0) -> int | None:
+        """The bytes of ``expected_bytes`` that one rank sends.
+
+        They are counted in what ``synchronise`` asks of the network in a run without data. None
+        where it looks at values, of which there are none then.
+        """
+        from .shapes_only import bytes_of_rank  # which knows exchanges
+
+        return bytes_of_rank(self, spec, world, rank)
 
 
 def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) -> Steps[None]:

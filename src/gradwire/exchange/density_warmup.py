@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -44,6 +44,8 @@ class WarmupState(NamedTuple):
 @dataclass(frozen=True)
 class DensityWarmup(Wrapper):
     """The inner exchange with one density after the other. Made by ``with_density_warmup``."""
+
+    changes: ClassVar[bool] = True
 
     steps_per_stage: int = 1
     densities: tuple[float, ...] = DENSITIES
@@ -96,14 +98,6 @@ class DensityWarmup(Wrapper):
             return self.stages[-1]
         place = done // self.steps_per_stage
         return self.stages[min(place, len(self.stages) - 1)]
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """None, as bytes change from stage to stage."""
-        return None
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """The bytes of the last stage, which is nearly all of training."""
-        return self.stages[-1].expected_bytes(spec, world)
 
 
 def with_density_warmup(

@@ -36,6 +36,9 @@ class Wrapper(Exchange):
     of_gradients: ClassVar[bool] = True
     """Whether its means are means of gradients, and not of momentum."""
 
+    changes: ClassVar[bool] = False
+    """Whether what it sends may change from step to step, whatever the inner one sends."""
+
     inner: Exchange
 
     @abstractmethod
@@ -72,14 +75,12 @@ class Wrapper(Exchange):
         return self.inner.host_only
 
     @property
+    def exact_size(self) -> bool:
+        return self.inner.exact_size and not self.changes
+
+    @property
     def ranks_per_host(self) -> int:
         return self.inner.ranks_per_host
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        return self.inner.wire_bytes(spec, world)
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        return self.inner.expected_bytes(spec, world)
 
 
 class Chooser(Wrapper):

@@ -15,7 +15,7 @@ Contributed: all of the gradient in the first steps, then the same as the inner 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,6 +73,8 @@ class DenseFirstState(NamedTuple):
 class Warmup(Wrapper):
     """A dense exchange for ``steps`` steps, then the inner one. Made by ``with_warmup``."""
 
+    changes: ClassVar[bool] = True
+
     steps: int = 1
 
     def __post_init__(self) -> None:
@@ -116,14 +118,6 @@ class Warmup(Wrapper):
         field = "inner" if self._is_warm(state) else "dense"
         count_step(state.step_T)
         return state._replace(**{field: own})
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """None, as bytes change after the warm-up."""
-        return None
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """The inner exchange's bytes, which nearly all of training sends."""
-        return self.inner.expected_bytes(spec, world)
 
 
 _DENSE = exchange_for(none())

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,6 +76,8 @@ class AdaptedState(NamedTuple):
 @dataclass(frozen=True)
 class Adapted(Chooser):
     """An exchange whose settings are chosen tensor by tensor; made by ``adapt``."""
+
+    changes: ClassVar[bool] = True
 
     error: float | None = None
     every: int = EVERY
@@ -208,14 +210,6 @@ class Adapted(Chooser):
             rungs = given
         for (state, _, place), rung in zip(each, rungs, strict=True):
             state.rung_T[place].fill_(rung)
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """None among several ranks, as bytes change with the settings chosen."""
-        return [0] if world == 1 else None
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """The inner exchange's bytes at its own settings: at most as many are sent by default."""
-        return self.inner.expected_bytes(spec, world)
 
 
 def adapted_states(state: State) -> Iterator[AdaptedState]:
