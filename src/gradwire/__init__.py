@@ -13,7 +13,7 @@ _PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Trait
     contract.collective.Collective contract.payload.Field contract.payload.Format
     contract.payload.Payload contract.spec.TensorSpec contract.trace.span.Span
     contract.trace.span.Trace errors.InvalidSetting errors.LoopMistake errors.RankFailed
-    errors.RanksDiffer errors.RanksLost exchange.adapt.adapt exchange.by_name.exchange_for
+    errors.RanksDiffer errors.RanksLost exchange.by_name.exchange_for
     exchange.by_name.run_local exchange.clipping.with_clipping
     exchange.decoupled_momentum.with_decoupled_momentum
     exchange.deep_gradient_compression.deep_gradient_compression
@@ -33,12 +33,12 @@ _MODULES = {
     "planner": "planning.planner",
 }
 _HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
-__all__ = ["__version__", "collective", "compress", "errors"]
-__all__ += [*_MODULES, *_HOME_OF, "measure_sparsity", "with_measured_scheme"]
+_OF_LAB = ["adapt", "measure_sparsity", "with_measured_scheme"]
+__all__ = ["__version__", "collective", "compress", "errors", *_OF_LAB, *_MODULES, *_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("measure_sparsity", "with_measured_scheme"):  # of the package gradwire-lab
+    if name in _OF_LAB:
         return import_module(f"{__name__}.contract.registry").extension(name)
     home = f"{__name__}.{_HOME_OF.get(name) or _MODULES.get(name, name)}"
     try:

@@ -1,5 +1,6 @@
 """The names that ``__init__.py`` looks up at first use."""
 
+from gradwire_lab.exchange.adapt import adapt as adapt
 from gradwire_lab.exchange.measured_scheme import with_measured_scheme as with_measured_scheme
 from gradwire_lab.planning.zeros import measure_sparsity as measure_sparsity
 
@@ -22,7 +23,6 @@ from .errors import LoopMistake as LoopMistake
 from .errors import RankFailed as RankFailed
 from .errors import RanksDiffer as RanksDiffer
 from .errors import RanksLost as RanksLost
-from .exchange.adapt import adapt as adapt
 from .exchange.by_name import exchange_for as exchange_for
 from .exchange.by_name import run_local as run_local
 from .exchange.clipping import with_clipping as with_clipping

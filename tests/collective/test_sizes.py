@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.contract.payload import Format
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import IncompatiblePair, RanksDiffer
 from gradwire.exchange.by_name import texts
@@ -17,6 +18,15 @@ from tests.laws.variable import above, trimmed
 WORLD = 4
 ALL = above(threshold=-1.0)
 """Every payload is as large as there is."""
+
+
+class expected_whole(above):
+    """Expects payloads as large as there are."""
+
+    def typical(self, spec: TensorSpec) -> Format:
+        return self.format(spec)
+
+
 COLLECTIVES = (gw.collective.allgather_sparse(), gw.collective.casync_ps())
 
 
@@ -52,11 +62,13 @@ def test_an_all_to_all_sends_sizes_and_each_payload() -> None:
 def test_the_bound_is_reached_by_the_largest_payloads(collective: gw.Collective) -> None:
     exchange = gw.pair(ALL, collective)
     spec = TensorSpec("", 1001)
-    most = collective.wire_bytes(ALL, spec, WORLD)
+    most = gw.pair(expected_whole(), collective).expected_bytes(spec, WORLD)
+    assert most is not None
     assert sent(exchange, gradients(0.1, 1001)) == most
     assert exchange.wire_bytes(spec, WORLD) is None
     # A tenth is typical, in whole elements of a chunk.
     expected = exchange.expected_bytes(spec, WORLD)
+    assert expected is not None
     assert all(0.1 * a <= b <= 0.11 * a for a, b in zip(most, expected, strict=True))
     kept = gw.with_error_feedback(exchange)
     assert kept.wire_bytes(spec, WORLD) is None

@@ -9,7 +9,6 @@ import torch
 
 from gradwire.contract.travel import (
     NAMES,
-    bytes_on_average,
     bytes_sent,
     copies_sent,
     sent_bytes,
@@ -65,7 +64,7 @@ def test_seconds_and_bytes_are_of_one_way(verb: str, world: int) -> None:
     assert copies == busiest or (verb == "broadcast" and copies > busiest)
     size_bytes = 840 * world
     sent = [bytes_sent(verb, size_bytes, world, place) for place in range(world)]
-    assert bytes_on_average(verb, size_bytes, world) == sum(sent) // world
+    assert sent == [parts * size_bytes // of for parts, of in shares]
 
 
 def test_every_verb_of_a_cluster_has_a_way_and_no_other() -> None:

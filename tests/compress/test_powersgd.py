@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.contract import Member
-from gradwire.exchange.by_name import clone_state, exchange_for
-from gradwire.exchange.local import drive
+from gradwire.exchange.by_name import exchange_for
 from gradwire_lab.laws.tolerance import same_bits
 from tests.compress.test_support import Shapes, draw, spec_of
 from tests.strategies import bounded
@@ -219,29 +217,3 @@ def test_fusing_changes_nothing() -> None:
         apart, _ = means(exchange, spec_of((shape,), torch.float64), alone)
         for whole_N, part_N in zip(together, apart, strict=True):
             torch.testing.assert_close(cut(whole_N, spec)[place].flatten(), part_N)
-
-
-def test_one_step_shows_what_every_rank_of_the_ladder_would_lose() -> None:
-    shapes = ((20, 24), (20, 24), (5,), (9, 14))
-    sizes = [prod(shape) for shape in shapes]
-    spec = gw.TensorSpec("message", sum(sizes), torch.float64, shapes)
-    ladder = powersgd(rank=2).ladder()
-    assert ladder is not None
-    state, world = ladder.init(spec, 3), 3
-    members = [Member(rank, world) for rank in range(world)]
-    generator = torch.Generator().manual_seed(0)
-    grads = [torch.randn(spec.numel, generator=generator).double() for _ in members]
-    told = drive(
-        [ladder.measure(me, state, grad_N) for me, grad_N in zip(members, grads, strict=True)]
-    ).results
-    for rung in range(len(ladder.settings)):
-        left = [torch.zeros_like(grad_N) for grad_N in grads]
-        steps = [
-            ladder.synchronise(me, clone_state(state), [rung] * 4, grad_N, grad_N.clone(), own_N)
-            for me, grad_N, own_N in zip(members, grads, left, strict=True)
-        ]
-        drive(steps)
-        for own_N, told_TL in zip(left, told, strict=True):
-            lost = [float(part_N.square().sum()) for part_N in own_N.split(sizes)]
-            np.testing.assert_allclose(told_TL[:, rung], lost, rtol=1e-9, atol=1e-9)
-    assert all(told_TL[0].unique().numel() == len(ladder.settings) for told_TL in told)

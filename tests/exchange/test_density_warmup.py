@@ -8,11 +8,11 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Exchange, Member
+from gradwire.contract.shapes_only import record
 from gradwire.contract.travel import sent_bytes
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.local import drive
-from gradwire.planning.simulation.supersteps import record
 
 PAPER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 NUMEL, WORLD = 20_000, 2

@@ -118,10 +118,10 @@ COLLECTIVE_BITES = (
         _with(allreduce(), compressors.calls_sums_decoded()),
     ),
     (on_collectives.law_same_bits_on_every_rank, _with(collectives.starts_with_itself())),
-    (on_collectives.law_sends_the_stated_bytes, _with(collectives.forgets_padding(), onebit())),
+    (on_collectives.law_sends_the_stated_bytes, _with(collectives.gathers_again(), onebit())),
     (
         on_collectives.law_sends_the_stated_bytes,
-        _with(sizes.forgets_announcements(), variable.above(threshold=-1.0)),
+        _with(allgather_sparse(), sizes.claims_one_size(threshold=-1.0)),
     ),
     (
         on_collectives.law_verbs_do_not_depend_on_values,

@@ -68,9 +68,6 @@ class gathers(Collective):
             codec.merge(Payload(form, everyone[at : at + form.size_bytes]), sum_N)
         out_N.copy_(sum_N.mul_(1 / me.world))
 
-    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        return [(world - 1) * codec.for_world(world).format(spec).slot_bytes] * world
-
 
 class forgets_a_rank(gathers):
     """Leaves the last rank out of the sum."""
@@ -98,11 +95,13 @@ class first_come_first_summed(gathers):
         return self.arrivals[-me.world :]
 
 
-class forgets_padding(gathers):
-    """States payload bytes where whole slots are sent."""
+class gathers_again(gathers):
+    """Sends everything once more where there are values."""
 
-    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        return [(world - 1) * codec.for_world(world).format(spec).size_bytes] * world
+    def talk(self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor) -> Steps[None]:
+        yield AllGather(everyone, own)
+        if not own.is_meta:
+            yield AllGather(everyone, own)
 
 
 class sends_before_it_receives(gathers):

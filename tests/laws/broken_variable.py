@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from gradwire.collective.allgather_sparse import allgather_sparse
-from gradwire.contract import Compressor, State
+from gradwire.contract import State, Traits
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllGather
@@ -55,11 +56,10 @@ class writes_to_the_back(above):
         return Payload(payload.format, back.copy_(payload.buffer)), state
 
 
-class forgets_announcements(allgather_sparse):
-    """States the bytes of payloads without those of their sizes."""
+class claims_one_size(above):
+    """Declares a size that follows from the spec, and expects another."""
 
-    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        return [(world - 1) * codec.for_world(world).format(spec).slot_bytes] * world
+    traits: ClassVar[Traits] = replace(above.traits, exact_size=True)
 
 
 class spares_empty_payloads(allgather_sparse):

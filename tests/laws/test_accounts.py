@@ -14,16 +14,16 @@ import gradwire as gw
 import gradwire.exchange
 from gradwire.contract import Exchange, Member, State
 from gradwire.contract.verbs import Steps
-from gradwire.exchange.adapt import Adapted
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.clipping import Clipping
 from gradwire.exchange.decoupled_momentum import DecoupledMomentum
 from gradwire.exchange.density_warmup import DensityWarmup
-from gradwire.exchange.error_feedback import ErrorFeedback, Wrapper, residuals
+from gradwire.exchange.error_feedback import Chooser, ErrorFeedback, Wrapper, residuals
 from gradwire.exchange.hosts import TwoLevel
 from gradwire.exchange.momentum import MomentumCorrection
 from gradwire.exchange.natural import Natural
 from gradwire.exchange.warmup import Warmup
+from gradwire_lab.exchange.adapt import Adapted
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme
 from gradwire_lab.laws.cases import Case, states_of
 from gradwire_lab.laws.tolerance import must
@@ -79,8 +79,9 @@ def test_an_outer_account_misses_nothing(wrapper: type[Wrapper]) -> None:
 def test_every_wrapper_has_its_account_tried() -> None:
     for found in iter_modules(gradwire.exchange.__path__):
         import_module(f"gradwire.exchange.{found.name}")
-    every = {one for one in Wrapper.__subclasses__() if one.__module__.startswith("gradwire")}
-    assert every == {*AROUND} | NO_ACCOUNT_INSIDE
+    kinds = [*Wrapper.__subclasses__(), *Chooser.__subclasses__()]
+    every = {one for one in kinds if one.__module__.startswith("gradwire")}
+    assert every == {*AROUND, Chooser} | NO_ACCOUNT_INSIDE
 
 
 class DropsWhatIsOwed(ErrorFeedback):

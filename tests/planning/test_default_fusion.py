@@ -37,7 +37,7 @@ def test_messages_are_of_four_mebibytes_on_the_wire() -> None:
 
 def test_who_states_no_bytes_counts_as_uncompressed() -> None:
     class silent(gw.compress.powersgd):
-        def expected_bytes(self, spec: gw.TensorSpec, world: int) -> None:
+        def bytes_of_rank(self, spec: gw.TensorSpec, world: int, rank: int = 0) -> None:
             return None
 
     params = [("weight", nn.Linear(2048, 4096, bias=False).weight)]

@@ -76,10 +76,6 @@ class allgather_sparse(Collective):
         slot = max(coo().layout(k, spec.numel, codec.width, dtype).slot_bytes for k in counts)
         return [announced_bytes(codec, world) + (world - 1) * slot] * world
 
-    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        form = codec.for_world(world).format(spec)
-        return [announced_bytes(codec, world) + (world - 1) * form.slot_bytes] * world
-
 
 def _merge_all(
     codec: Compressor, me: Member, sizes: list[int], gathered: Tensor, out_N: Tensor

@@ -20,7 +20,6 @@ from torch import Tensor
 from ..contract import Compressor, Member, State
 from ..contract.collective import Collective, Needs
 from ..contract.spec import TensorSpec
-from ..contract.travel import bytes_sent
 from ..contract.verbs import AllReduce, Compute, Steps
 
 
@@ -53,9 +52,6 @@ class allreduce(Collective):
                 "decode", lambda: codec.decode(payload, out_N, scale=1 / me.world), spec.numel
             )
         return state
-
-    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        return [bytes_sent("all_reduce", codec.format(spec).size_bytes, world)] * world
 
 
 def payload_buffer(codec: Compressor, me: Member, spec: TensorSpec, out_N: Tensor) -> Tensor:

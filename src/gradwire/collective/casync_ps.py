@@ -44,7 +44,7 @@ from ..contract.verbs import AllGather, AllToAll, Steps
 from ._aggregator import Aggregator
 from .steps.chunks import Chunks, check_partitions, chunks_of, first_server, first_states, rotated
 from .steps.rounds import ROOM_BYTES, distances, few, transfers
-from .steps.sizes import announced_bytes, tell_all, tell_each
+from .steps.sizes import tell_all, tell_each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,17 +109,6 @@ class casync_ps(Collective):
         yield from (_push_at_once if at_once else _push_in_rounds)(own)
         yield own.giving_mean(out_C)
         return own.states
-
-    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        codec = codec.for_world(world)
-        formats = chunks_of(codec, spec.numel, spec.dtype, world, self.partitions).formats
-        slots = [form.slot_bytes for form in formats]
-        told = 2 * announced_bytes(codec, world)
-        pushed = [told + sum(slots) - slots[rank] for rank in range(world)]
-        # An all-gather's slots are as large as the largest.
-        is_gathered = self._is_small(slots) and self._is_full(world)
-        pulled = [max(slots)] * world if is_gathered else slots
-        return [push + (world - 1) * slot for push, slot in zip(pushed, pulled, strict=True)]
 
     def _is_full(self, world: int) -> bool:
         """Whether every rank has a partition, so that an all-gather pulls nothing in vain."""

@@ -124,15 +124,6 @@ class casync_ring(Collective):
         states = yield from staggered(walks)
         return tuple(state for own in states for state in own)
 
-    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        codec, sent = codec.for_world(world), [0] * world
-        for start, stop in self._parts(codec, spec, world):
-            slots = self._slots(codec.chunk(start, stop), stop - start, spec.dtype, world)
-            for rank in range(world):
-                kept = slots[(rank + 1) % world] + slots[(rank + 2) % world]
-                sent[rank] += 2 * sum(slots) - kept
-        return sent
-
     def _parts(
         self, codec: Compressor, spec: TensorSpec, world: int
     ) -> tuple[tuple[int, int], ...]:

@@ -51,14 +51,6 @@ class ring(Collective):
         )
         return state
 
-    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        values = codec.format(spec).fields[0]
-        sizes = [(b - a) * values.dtype.itemsize for a, b in chunk_bounds(values.numel, world)]
-        # Rank r never sends chunk r+1 while reducing, nor chunk r+2 while gathering.
-        return [
-            2 * sum(sizes) - sizes[(r + 1) % world] - sizes[(r + 2) % world] for r in range(world)
-        ]
-
 
 def ring_sum(me: Member, values_N: Tensor) -> Steps[None]:
     """Replaces ``values_N`` by its sum over ranks; the same bits on every rank."""

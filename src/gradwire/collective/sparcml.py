@@ -137,20 +137,6 @@ class sparcml(Collective):
         ]
         return self.sent_bytes(whole, sizes)
 
-    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        codec = codec.for_world(world)
-        whole, most = self.whole(codec, spec), num_entries(codec.format(spec))
-        sizes = [
-            [min(len(group) * most, whole.num_units) for group in level] for level in groups(world)
-        ]
-        return self.sent_bytes(whole, sizes)
-
-    def expected_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        codec = codec.for_world(world)
-        whole, taken = self.whole(codec, spec), num_entries(codec.typical(spec))
-        sizes = [[whole.expected(taken, len(g)) for g in level] for level in groups(world)]
-        return self.sent_bytes(whole, sizes)
-
 
 @lru_cache(maxsize=256)
 def groups(world: int) -> tuple[tuple[tuple[int, ...], ...], ...]:

@@ -34,19 +34,6 @@ def share_of(density: float, numel: int) -> int:
     return min(numel, max(1, round(density * numel)))
 
 
-FACTORS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
-"""Densities of a sparsifier's ladder, as factors of its own."""
-
-
-def densities_around(density: float) -> tuple[float, ...]:
-    """The densities of a ladder, none above 1.
-
-    >>> densities_around(0.4)
-    (0.05, 0.1, 0.2, 0.4, 0.8)
-    """
-    return tuple(density * factor for factor in FACTORS if density * factor <= 1)
-
-
 def round_to_wire(
     values_K: Tensor, exact_K: Tensor, indices_K: Tensor, residual_N: Tensor | None
 ) -> None:

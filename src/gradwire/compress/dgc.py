@@ -19,13 +19,10 @@ State: (stream, step) of the random sample. Contributed: the elements sent.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ..contract import Compressor, Layout
+from ..contract import Layout
 from ..contract.bounds import check_share
 from ..dsl.language import Compressed, Scattered, Vector, concat, extract, indices, scatter, top
 from ..dsl.program import Program
-from ._coo import densities_around
 from ._sampled import reaching
 
 
@@ -56,9 +53,6 @@ class dgc(
     def check(self) -> None:
         check_share("dgc density", self.density)
         check_share("dgc sample_share", self.sample_share)
-
-    def ladder(self) -> tuple[Compressor, ...]:
-        return tuple(replace(self, density=density) for density in densities_around(self.density))
 
     def encode(self, gradient: Vector) -> Compressed:
         kept = top(reaching(gradient, self.density, self.sample_share), self.density)

@@ -26,8 +26,8 @@ Contributed: P Q_w^T where Q_w is this rank's own Q: its gradient, seen from the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import accumulate, groupby
 from math import prod
 from typing import ClassVar, NamedTuple
@@ -37,9 +37,7 @@ from torch import Tensor
 
 from ..contract import Exchange, Layout, Member, State, Traits, synchronise_alone
 from ..contract.bounds import MOST_SEED, check_whole
-from ..contract.exchange import Ladder
 from ..contract.spec import TensorSpec, working_dtype
-from ..contract.tensorwise import tensor_places
 from ..contract.travel import bytes_sent
 from ..contract.verbs import AllReduce, Compute, Steps
 
@@ -296,111 +294,12 @@ class powersgd(Exchange):
         yield Compute("decode", held.decode, grad_N.numel())
         return state
 
-    def ladder(self) -> Ladder:
-        return MatrixLadder(self)
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
+    def bytes_of_rank(self, spec: TensorSpec, world: int, rank: int = 0) -> int:
+        # Torch imports half of itself to multiply matrices that hold no values.
         layout = layout_of(spec, (self.rank,) * len(spec.tensor_shapes))
         item = working_dtype(spec.dtype).itemsize
         sent = [bytes_sent("all_reduce", item * numel, world) for numel in layout.round_numels]
-        return [sum(sent)] * world
-
-
-# ---- a rank for each matrix --------------------------------------------------------------------
-
-
-_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Ranks of the ladder, as factors of the one given."""
-
-
-class LadderState(NamedTuple):
-    """The spec of a message, and the state that its tensors have at the largest ranks."""
-
-    spec: TensorSpec
-    most: MatrixState
-
-
-@dataclass(frozen=True)
-class MatrixLadder(Ladder):
-    """powersgd at ranks around its own.
-
-    Every matrix keeps a start of as many columns as the largest rank has, and a step takes the
-    first of them. A column of a factor is made of the start's columns up to its own, and of no
-    later one. So one step at the largest ranks shows what every smaller one would lose.
-    """
-
-    exchange: powersgd
-
-    @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks, ascending."""
-        return tuple(sorted({max(1, round(self.exchange.rank * factor)) for factor in _FACTORS}))
-
-    @cached_property
-    def settings(self) -> tuple[str, ...]:
-        return tuple(repr(replace(self.exchange, rank=rank)) for rank in self.ranks)
-
-    @property
-    def given(self) -> int:
-        return self.ranks.index(self.exchange.rank)
-
-    def bytes_TL(self, spec: TensorSpec) -> list[list[int]]:
-        item = working_dtype(spec.dtype).itemsize
-        shapes = [spec.tensor_shapes[place] for place in tensor_places(spec)]
-        return [[item * sent_numel(shape, rank) for rank in self.ranks] for shape in shapes]
-
-    def init(self, spec: TensorSpec, world: int) -> LadderState:
-        most = [
-            max((rank for rank in self.ranks if sent_numel(shape, rank) < prod(shape)), default=1)
-            for shape in spec.tensor_shapes
-        ]
-        return LadderState(spec, self.exchange.started(spec, tuple(most)))
-
-    def measure(self, me: Member, state: LadderState, whole_N: Tensor) -> Steps[Tensor]:
-        """A step at the largest ranks, less its last all-reduce: a rank's own part is not sent."""
-        places = tensor_places(state.spec)
-        lost_TL = whole_N.new_zeros(len(places), len(self.ranks), dtype=torch.float64)
-        if not state.most.layout.batches:
-            return lost_TL
-        held = MatrixStep(me, state.most, whole_N, whole_N)
-        yield Compute("encode", partial(held.encode, 0), whole_N.numel())
-        yield AllReduce(held.rounds[0])
-
-        def note_lost() -> None:
-            """The squared norm of a matrix less that of its projection; 0 where it stays dense."""
-            held.encode(1)
-            rows, shapes = dict(zip(places, lost_TL, strict=True)), state.spec.tensor_shapes
-            for m in held.layout.batches:
-                whole_BNM, _, right_BMR = held.factors(m)
-                kept_BR = torch.linalg.vector_norm(right_BMR, dim=1, dtype=torch.float64)
-                whole_B = torch.linalg.vector_norm(whole_BNM, dim=(1, 2), dtype=torch.float64)
-                lost_BR = whole_B.square()[:, None] - kept_BR.square().cumsum(1)
-                for place, lost_R in enumerate(lost_BR.clamp_min_(0.0), m.tensors.start):
-                    for rung, rank in enumerate(self.ranks):
-                        if sent_numel(shapes[place], rank) < prod(shapes[place]):
-                            rows[place][rung] = lost_R[rank - 1]
-
-        yield Compute("encode", note_lost, whole_N.numel())
-        return lost_TL
-
-    def synchronise(
-        self,
-        me: Member,
-        state: LadderState,
-        rungs: Sequence[int],
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None,
-    ) -> Steps[State]:
-        ranks = [1] * len(state.most.basis_T)
-        for place, rung in zip(tensor_places(state.spec), rungs, strict=True):
-            ranks[place] = self.ranks[rung]
-        layout = layout_of(state.spec, tuple(ranks))
-        forms = zip(state.most.basis_T, layout.basis_shapes, strict=True)
-        bases = tuple(basis if len(form) == 1 else basis[:, : form[1]] for basis, form in forms)
-        own = MatrixState(layout, bases)
-        yield from self.exchange.synchronise(me, own, grad_N, out_N, residual_N)
-        return state
+        return sum(sent)
 
 
 EXAMPLES = (powersgd(), powersgd(rank=1), powersgd(rank=2, seed=1))

@@ -37,7 +37,7 @@ from ..dsl.language import (
 from ..dsl.program import Program
 from ._quantise import check_choice, inverse
 
-_BITWIDTHS = (2, 4, 8)
+BITWIDTHS = (2, 4, 8)
 
 
 class qsgd(Program, unbiased=True):
@@ -61,11 +61,8 @@ class qsgd(Program, unbiased=True):
     seed: int = 0
 
     def check(self) -> None:
-        check_choice("qsgd bitwidth", self.bitwidth, _BITWIDTHS)
+        check_choice("qsgd bitwidth", self.bitwidth, BITWIDTHS)
         check_choice("qsgd norm", self.norm, ("l2", "max"))
-
-    def ladder(self) -> tuple[Compressor, ...]:
-        return tuple(replace(self, bitwidth=bitwidth) for bitwidth in _BITWIDTHS)
 
     def for_sums(self) -> Compressor:
         """The form scaled by the largest magnitude, beyond which no element grows."""

@@ -29,7 +29,7 @@ from ..contract.verbs import Steps
 from ..dsl.philox import words
 from ..kernels.sparse.permutation import Permutation
 from ._coo import check_addressable
-from .deft.support import Pending, SelectedSupport, SharedSupport, values_bytes
+from .deft.support import Pending, SelectedSupport, SharedSupport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +72,6 @@ class randomk(SharedSupport):
         torch.arange(out_K.numel(), out=out_K)
         Permutation(numel, seed=high << 32 | low).places(out_K, out=out_K)
         return out_K.copy_(out_K.sort().values)
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        return [values_bytes(spec, world, self.kept(spec.numel))] * world
 
 
 EXAMPLES = (randomk(), randomk(density=0.3, seed=1))

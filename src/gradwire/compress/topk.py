@@ -21,7 +21,7 @@ float32 without one it takes 34 ms in one thread, ``kernels/select`` 5.9 ms.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -33,7 +33,7 @@ from ..contract.payload import Format, Payload
 from ..contract.spec import TensorSpec, spec_of
 from ..errors import invalid
 from ..kernels import select
-from ._coo import Coo, check_addressable, coo_format, densities_around, round_to_wire, share_of
+from ._coo import Coo, check_addressable, coo_format, round_to_wire, share_of
 from ._residual import as_working
 
 _VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -67,9 +67,6 @@ class topk(Coo):
                 "torch.float32, torch.bfloat16 or torch.float16",
                 "choose one of them",
             )
-
-    def ladder(self) -> tuple[topk, ...]:
-        return tuple(replace(self, density=density) for density in densities_around(self.density))
 
     def kept(self, numel: int) -> int:
         """How many of ``numel`` elements are kept: at least one of any non-empty gradient."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..contract import Compressor, Traits
+from ..contract import Traits
 from ..dsl.language import (
     Compressed,
     Vector,
@@ -33,7 +33,7 @@ from ..dsl.language import (
 from ..dsl.program import Program
 from ._quantise import check_choice, inverse
 
-_BITWIDTHS = (1, 2, 4, 8)
+BITWIDTHS = (1, 2, 4, 8)
 
 
 class uniform(Program, unbiased=True):
@@ -54,10 +54,7 @@ class uniform(Program, unbiased=True):
     seed: int = 0
 
     def check(self) -> None:
-        check_choice("uniform bitwidth", self.bitwidth, _BITWIDTHS)
-
-    def ladder(self) -> tuple[Compressor, ...]:
-        return tuple(replace(self, bitwidth=bitwidth) for bitwidth in _BITWIDTHS)
+        check_choice("uniform bitwidth", self.bitwidth, BITWIDTHS)
 
     def stated(self) -> Traits:
         """An element is off by a gap at most, and all gaps are at most sqrt(2) times the norm."""

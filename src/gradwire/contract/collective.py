@@ -11,7 +11,6 @@ from torch import Tensor
 
 from .compressor import Compressor, KeywordSettings, Layout, State, Traits
 from .member import Member
-from .shapes_only import Hollow
 from .spec import TensorSpec
 from .verbs import Steps
 
@@ -88,17 +87,6 @@ class Collective(metaclass=KeywordSettings):
         what this rank contributes, and ``residual_N`` afterwards holds what of it did not arrive
         in the mean, losses at this rank's re-encoding included.
         """
-
-    @abstractmethod
-    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        """Bytes that each rank sends for one tensor, of payloads as large as ``codec.format``.
-
-        Where sizes vary that is a bound.
-        """
-
-    def expected_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        """Bytes that each rank sends with payloads of typical size: predictions use them."""
-        return self.wire_bytes(Hollow(codec), spec, world)
 
     def bytes_of(
         self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]

@@ -163,14 +163,6 @@ class Compressor(metaclass=KeywordSettings):
         """
         return self
 
-    def ladder(self) -> tuple[Compressor, ...]:
-        """This compressor at several settings, itself among them, the fewest bytes first.
-
-        States are of one form at all of them, so that they may change from step to step. Default:
-        only itself.
-        """
-        return (self,)
-
     def init(self, spec: TensorSpec) -> State:
         """State before the first step. Default: none."""
         return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from abc import abstractmethod
+from collections.abc import Generator
 from typing import ClassVar
 
 import torch
@@ -13,60 +13,6 @@ from .compressor import KeywordSettings, State, Traits
 from .member import Member
 from .spec import TensorSpec, working_dtype
 from .verbs import Compute, Steps
-
-# ---- Ladder ------------------------------------------------------------------------------------
-#
-# An algorithm at several settings, of which each tensor of a message may take one.
-
-
-class Ladder(ABC):
-    """The rungs of an algorithm: its settings, from the fewest bytes to the most.
-
-    Letters: T tensors of a message, L rungs. A message's rungs are a number for each tensor. The
-    state is of one form whatever the rungs are, so they may change from step to step.
-    """
-
-    @property
-    @abstractmethod
-    def settings(self) -> tuple[str, ...]:
-        """The settings of each rung, in words."""
-
-    @property
-    @abstractmethod
-    def given(self) -> int:
-        """The rung of the algorithm's own settings."""
-
-    @abstractmethod
-    def bytes_TL(self, spec: TensorSpec) -> list[list[int]]:
-        """Bytes of each tensor at each rung, in proportion to what travels."""
-
-    @abstractmethod
-    def init(self, spec: TensorSpec, world: int) -> State:
-        """State before the first step."""
-
-    @abstractmethod
-    def measure(self, me: Member, state: State, whole_N: Tensor) -> Steps[Tensor]:
-        """The squared norm of what each rung would lose of ``whole_N`` (working dtype).
-
-        Returns this rank's, in float64: a row for each tensor, a column for each rung. Changes no
-        state.
-        """
-
-    @abstractmethod
-    def synchronise(
-        self,
-        me: Member,
-        state: State,
-        rungs: Sequence[int],
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None,
-    ) -> Steps[State]:
-        """The exchange with these rungs; see ``Exchange.synchronise``."""
-
-
-# ---- exchanges ---------------------------------------------------------------------------------
-
 
 Result = tuple[Tensor, Tensor, State]
 """(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""
@@ -158,10 +104,6 @@ class Exchange(metaclass=KeywordSettings):
         yield Compute("finish", finish, grad_N.numel())
         return state
 
-    def ladder(self) -> Ladder | None:
-        """The settings that tensors of a message may choose from. Default: there are none."""
-        return None
-
     def apart(self, spec: TensorSpec) -> tuple[int, ...]:
         """Places of the tensors in a message of this spec that it can encode each by itself.
 
@@ -209,16 +151,33 @@ class Exchange(metaclass=KeywordSettings):
         """
         raise AssertionError(f"{type(self).__name__} is not encoded on the host")
 
+    @property
+    def exact_size(self) -> bool:
+        """Whether the bytes of a step follow from the gradient's spec alone."""
+        return self.traits is not None and self.traits.exact_size
+
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         """Bytes that each rank sends for one gradient, the network's own headers aside.
 
-        None where the exchange does not state them, as where they vary with the gradient's values.
+        None where they vary with the gradient's values, or from step to step.
         """
-        return None
+        return self.expected_bytes(spec, world) if self.exact_size or world == 1 else None
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         """``wire_bytes`` of payloads of typical size where sizes vary: predictions use them."""
-        return self.wire_bytes(spec, world)
+        each = [self.bytes_of_rank(spec, world, rank) for rank in range(world)]
+        found = [size_bytes for size_bytes in each if size_bytes is not None]
+        return found if len(found) == world else None
+
+    def bytes_of_rank(self, spec: TensorSpec, world: int, rank: int = 0) -> int | None:
+        """The bytes of ``expected_bytes`` that one rank sends.
+
+        They are counted in what ``synchronise`` asks of the network in a run without data. None
+        where it looks at values, of which there are none then.
+        """
+        from .shapes_only import bytes_of_rank  # which knows exchanges
+
+        return bytes_of_rank(self, spec, world, rank)
 
 
 def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) -> Steps[None]:

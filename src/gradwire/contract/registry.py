@@ -103,7 +103,7 @@ COMMANDS = Kind(
 
 EXTENSIONS = {
     **dict.fromkeys(
-        ("compll_text", "measure_sparsity", "tune", "with_measured_scheme", "zeros"), _LAB
+        ("adapt", "compll_text", "measure_sparsity", "tune", "with_measured_scheme", "zeros"), _LAB
     ),
     **dict.fromkeys(("kernel_bench", "pictures", "testbed"), _BENCH),
 }

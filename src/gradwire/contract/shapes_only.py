@@ -1,14 +1,29 @@
-"""Hollow: a compressor's sizes without its work, which is what predictions are made with."""
+"""Exchanges without data: what predictions are made with.
+
+``Hollow`` has a compressor's sizes without its work. ``record`` runs a text once on torch's meta
+device: its verbs do not depend on values, so it yields the same ones here as in training.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from ..errors import InvalidSetting
 from .compressor import Compressor, State, Traits
+from .exchange import Exchange
+from .member import Member, nothing
 from .payload import Format, Payload
 from .spec import TensorSpec
+from .travel import members, sent_bytes
+from .verbs import Broadcast, Compute, Verb
 
 
 @dataclass(frozen=True)
@@ -27,9 +42,6 @@ class Hollow(Compressor):
 
     def for_world(self, world: int, rank: int = 0) -> Compressor:
         return Hollow(self.codec.for_world(world, rank))
-
-    def ladder(self) -> tuple[Compressor, ...]:
-        return tuple(map(Hollow, self.codec.ladder()))
 
     def chunk(self, start: int, stop: int) -> Compressor:
         return Hollow(self.codec.chunk(start, stop))
@@ -53,3 +65,167 @@ class Hollow(Compressor):
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
         """Adds nothing."""
+
+
+# ---- A member without data, which notes what a text asks it for while its verbs are recorded -----
+
+
+class WritesNothing(TorchFunctionMode):
+    """A mode that skips operations in place, which without data would only take time."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = func.__name__
+        if name.endswith("_") and not name.endswith("__"):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+class Noticing(Member):
+    """A member without data.
+
+    It notes whether its rank is asked for: if not, all ranks do the same; and its turn: if not, all
+    messages are alike. Its ``sizes`` are the usual ones where a text states them, and else the
+    largest.
+    """
+
+    __slots__ = ("_rank", "_turn", "_turn_was_asked", "was_asked")
+
+    def __init__(self, rank: int, world: int, turn: int = 0) -> None:
+        super().__init__(rank, world, turn)
+        self.was_asked = self._turn_was_asked = False
+
+    @property
+    def rank(self) -> int:
+        self.was_asked = True
+        return self._rank
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        self._rank = rank
+
+    @property
+    def turn(self) -> int:
+        self._turn_was_asked = True
+        return self._turn
+
+    @turn.setter
+    def turn(self, turn: int) -> None:
+        self._turn = turn
+
+    def across(self, ranks_per_host: int) -> Member:
+        was_asked, found = self._turn_was_asked, super().across(ranks_per_host)
+        self._turn_was_asked = was_asked  # handing it on is not asking
+        return found
+
+    @property
+    def turn_was_asked(self) -> bool:
+        """Whether its turn was asked for, among hosts or among all ranks."""
+        among_hosts = isinstance(self._across, Noticing) and self._across.turn_was_asked
+        return self._turn_was_asked or among_hosts
+
+    def variant_of(self, codec: Compressor) -> Compressor:
+        return codec.for_world(self.world)  # sizes are the same on every rank
+
+    def sizes(
+        self,
+        told_W: Tensor,
+        limits: Sequence[int],
+        *,
+        unit: str = "bytes",
+        ranks: Sequence[int] | None = None,
+        usual: Sequence[int] | None = None,
+    ) -> list[int]:
+        return list(limits if usual is None else usual)
+
+    def sized(
+        self, name: str, fn: Callable[[], Any], numel: int, usual: Callable[[], Any] = nothing
+    ) -> Compute:
+        return Compute(name, usual, numel)
+
+
+# ---- a text without data ----------------------------------------------------------------------
+
+
+class RecordedVerbs(NamedTuple):
+    """The verbs that a text yielded, a row for each yield, and whether they depend on the rank and
+    on the message's turn."""
+
+    rows: tuple[tuple[Verb, ...], ...]
+    is_of_its_rank: bool
+    is_of_its_turn: bool
+
+
+class _LooksAtValues(InvalidSetting):
+    """An exchange cannot be run without data."""
+
+
+def record(
+    exchange: Exchange, spec: TensorSpec, rank: int, world: int, turn: int = 0
+) -> RecordedVerbs:
+    """Runs one rank's text without data and records the verbs that it yields."""
+    hollow = without_data(exchange)
+    me = Noticing(rank, world, turn)
+    rows: list[tuple[Verb, ...]] = []
+    try:
+        with torch.device("meta"), WritesNothing():
+            state = hollow.init(spec, world)
+            grad_N = torch.empty(spec.numel, dtype=spec.dtype)
+            text = hollow.synchronise(me, state, grad_N, grad_N)
+            asked = next(text, None)
+            while asked is not None:
+                row = asked if isinstance(asked, tuple) else (asked,)
+                rows.append(row)
+                results = tuple(v.fn() if isinstance(v, Compute) else None for v in row)
+                try:
+                    asked = text.send(results if isinstance(asked, tuple) else results[0])
+                except StopIteration:
+                    break
+    except RuntimeError as error:  # what torch raises where a meta tensor's values are asked for
+        raise _LooksAtValues(
+            f"{exchange!r} cannot be simulated: it looks at values, and there are none "
+            f"({str(error).splitlines()[0]}); only exchanges whose verbs and sizes follow from the "
+            "tensor's spec can"
+        ) from error
+    return RecordedVerbs(tuple(rows), me.was_asked, me.turn_was_asked)
+
+
+def bytes_of_rank(exchange: Exchange, spec: TensorSpec, world: int, rank: int) -> int | None:
+    """Bytes that a rank sends for one gradient; see ``Exchange.bytes_of_rank``."""
+    try:
+        found, is_of_its_rank = _bytes_sent(exchange, spec, world, 0)
+        return _bytes_sent(exchange, spec, world, rank)[0] if is_of_its_rank else found
+    except _LooksAtValues:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _bytes_sent(exchange: Exchange, spec: TensorSpec, world: int, rank: int) -> tuple[int, bool]:
+    """Bytes that a rank sends, and whether they may depend on which rank it is."""
+    recorded, size_bytes = record(exchange, spec, rank, world), 0
+    for verb in chain.from_iterable(recorded.rows):
+        if not isinstance(verb, Compute):
+            ranks = members(rank, world, exchange.ranks_per_host, verb.among)
+            size_bytes += sent_bytes(verb, ranks.index(rank), len(ranks))
+    roots = any(isinstance(verb, Broadcast) for row in recorded.rows for verb in row)
+    return size_bytes, recorded.is_of_its_rank or roots
+
+
+def without_data(part: Any) -> Any:
+    """The same exchange with every compressor in it hollow."""
+    if isinstance(part, Compressor):
+        return Hollow(part)
+    own = parts_of(part)
+    return replace(part, **{n: without_data(v) for n, v in own.items()}) if own else part
+
+
+def parts_of(part: Any) -> Mapping[str, Any]:
+    """The settings of an exchange or a collective, if it is made of fields."""
+    if not is_dataclass(part):
+        return {}
+    return {f.name: getattr(part, f.name) for f in fields(part) if f.init}

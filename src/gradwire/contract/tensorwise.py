@@ -37,19 +37,6 @@ def tensorwise(codec: Compressor, sizes: tuple[int, ...]) -> Compressor:
     return Tensorwise(codec, sizes)
 
 
-def together(codecs: tuple[Compressor, ...], sizes: tuple[int, ...]) -> Compressor:
-    """The codec for a message of tensors of ``sizes`` elements, each encoded by a codec of its own.
-
-    These are variants of one codec, whose traits and states are of one form; at least one.
-    """
-    if len(codecs) == 1:
-        return codecs[0]
-    hollow = [codec.codec for codec in codecs if isinstance(codec, Hollow)]
-    if hollow:
-        return Hollow(together(tuple(hollow), sizes))
-    return Tensorwise(codecs[0], sizes, codecs)
-
-
 def tensor_sizes(spec: TensorSpec) -> tuple[int, ...]:
     """Elements of each tensor that lies in a message; empty ones are left out."""
     return tuple(size for size in map(prod, spec.shapes) if size) or (spec.numel,)
@@ -75,20 +62,18 @@ class Joined(Format):
 class Tensorwise(Compressor):
     """A codec that encodes the tensors of a flat gradient apart, and sends them as one payload.
 
-    ``sizes`` are the tensors' numbers of elements, in order; ``own`` are their codecs where these
-    are variants of ``codec`` (see ``together``), else empty. The payload holds theirs one behind
+    ``sizes`` are the tensors' numbers of elements, in order. The payload holds theirs one behind
     the other, each rounded up to 8 bytes. Where sizes of payloads vary, theirs in bytes go before
     them, an int64 for each tensor.
     """
 
     codec: Compressor
     sizes: tuple[int, ...]
-    own: tuple[Compressor, ...] = ()
 
     @property
     def codecs(self) -> tuple[Compressor, ...]:
-        """The codec of each tensor."""
-        return self.own or (self.codec,) * len(self.sizes)
+        """The codec of each tensor; ``codec``, or variants of it."""
+        return (self.codec,) * len(self.sizes)
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
@@ -99,16 +84,10 @@ class Tensorwise(Compressor):
         return self.codec.width
 
     def for_world(self, world: int, rank: int = 0) -> Compressor:
-        own = tuple(codec.for_world(world, rank) for codec in self.own)
-        return Tensorwise(self.codec.for_world(world, rank), self.sizes, own)
+        return Tensorwise(self.codec.for_world(world, rank), self.sizes)
 
     def chunk(self, start: int, stop: int) -> Compressor:
-        lengths = [min(b, stop) - max(a, start) for a, b in self._bounds()]
-        inside = tuple(size for size in lengths if size > 0)
-        if not self.own or not inside:
-            return tensorwise(self.codec, inside)
-        own = zip(self.own, lengths, strict=True)
-        return together(tuple(codec for codec, size in own if size > 0), inside)
+        return tensorwise(self.codec, tuple(filter(None, self.inside(start, stop))))
 
     def init(self, spec: TensorSpec) -> State:
         each = zip(self.codecs, self._bounds(), strict=True)
@@ -218,6 +197,10 @@ class Tensorwise(Compressor):
     def largest(self, dtype: torch.dtype) -> tuple[Format, ...]:
         """The layout of each tensor's largest payload."""
         return _largest(self, dtype)
+
+    def inside(self, start: int, stop: int) -> list[int]:
+        """How many elements of each tensor lie in a range of the message."""
+        return [max(0, min(b, stop) - max(a, start)) for a, b in self._bounds()]
 
     def _bounds(self) -> list[tuple[int, int]]:
         return list(pairwise(accumulate(self.sizes, initial=0)))

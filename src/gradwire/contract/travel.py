@@ -125,11 +125,6 @@ def bytes_sent(verb: str, size_bytes: int, world: int, from_root: int = 0) -> in
     return parts * size_bytes // of
 
 
-def bytes_on_average(verb: str, size_bytes: int, world: int) -> int:
-    """Bytes that a rank sends for a verb of this size, whichever rank is the root."""
-    return sum(bytes_sent(verb, size_bytes, world, rank) for rank in range(world)) // world
-
-
 def sent_bytes(verb: Verb, rank: int, world: int) -> int:
     """Bytes that ``rank`` puts on the wire for a verb, the network's own headers aside.
 

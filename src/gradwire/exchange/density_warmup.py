@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -26,10 +26,9 @@ from ..contract.bounds import check_share, check_whole
 from ..contract.spec import TensorSpec
 from ..contract.verbs import Steps
 from ..errors import invalid
-from ._counted import Steps_T, count_step, no_steps, steps_done
-from .adapt import adapted_in
 from .by_name import exchange_for
-from .error_feedback import Wrapper
+from .error_feedback import Wrapper, chooser_of
+from .warmup import Steps_T, count_step, no_steps, steps_done
 
 DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 """The densities of the paper's stages; the last one is for good."""
@@ -46,6 +45,8 @@ class WarmupState(NamedTuple):
 class DensityWarmup(Wrapper):
     """The inner exchange with one density after the other. Made by ``with_density_warmup``."""
 
+    changes: ClassVar[bool] = True
+
     steps_per_stage: int = 1
     densities: tuple[float, ...] = DENSITIES
     stages: tuple[Exchange, ...] = field(init=False, repr=False, compare=False)
@@ -56,7 +57,7 @@ class DensityWarmup(Wrapper):
             raise invalid("densities", self.densities, "at least one", "leave it out")
         for number, density in enumerate(self.densities):
             check_share(f"densities[{number}]", density)
-        if adapted_in(self.inner) is not None:
+        if chooser_of(self.inner) is not None:
             accepted = "one with one density, and adapt chooses one for each layer"
             raise invalid("exchange to warm up", self.inner, accepted, "leave one of both out")
         stages = tuple(_at_density(self.inner, density) for density in self.densities)
@@ -97,14 +98,6 @@ class DensityWarmup(Wrapper):
             return self.stages[-1]
         place = done // self.steps_per_stage
         return self.stages[min(place, len(self.stages) - 1)]
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """None, as bytes change from stage to stage."""
-        return None
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """The bytes of the last stage, which is nearly all of training."""
-        return self.stages[-1].expected_bytes(spec, world)
 
 
 def with_density_warmup(

@@ -35,8 +35,9 @@ class Wrapper(Exchange):
     """Whether gradients that travel uncompressed take it, as the optimizer lacks it."""
     of_gradients: ClassVar[bool] = True
     """Whether its means are means of gradients, and not of momentum."""
-    chooses: ClassVar[bool] = False
-    """Whether it chooses settings for all messages of a step together, by ``choose_together``."""
+
+    changes: ClassVar[bool] = False
+    """Whether what it sends may change from step to step, whatever the inner one sends."""
 
     inner: Exchange
 
@@ -56,9 +57,6 @@ class Wrapper(Exchange):
     ) -> Steps[State]:
         """Hands the inner exchange what it is to send, and a residual if it is given one."""
 
-    def choose_together(self, states: Sequence[State]) -> None:
-        """Chooses settings anew after a step; ``states`` are those of its messages' exchanges."""
-
     @property
     def own_momentum(self) -> float:
         """The momentum that it applies to gradients itself."""
@@ -77,29 +75,49 @@ class Wrapper(Exchange):
         return self.inner.host_only
 
     @property
+    def exact_size(self) -> bool:
+        return self.inner.exact_size and not self.changes
+
+    @property
     def ranks_per_host(self) -> int:
         return self.inner.ranks_per_host
 
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        return self.inner.wire_bytes(spec, world)
 
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        return self.inner.expected_bytes(spec, world)
+class Chooser(Wrapper):
+    """A wrapper that chooses settings for each tensor, of all messages of a step together.
+
+    States are those of its messages' exchanges, whatever is around it.
+    """
+
+    @abstractmethod
+    def choose_together(self, states: Sequence[State]) -> None:
+        """Chooses settings anew after a step."""
+
+    @abstractmethod
+    def settings(self, state: State) -> list[str]:
+        """The settings of each tensor of a message, in words."""
+
+    @abstractmethod
+    def check(self, state: State, names: Sequence[str]) -> None:
+        """Raises ``InvalidSetting`` where a loaded state has a setting that there is not."""
+
+
+def chooser_of(exchange: Exchange) -> Chooser | None:
+    """The chooser that an exchange is, or is around; None where there is none."""
+    while isinstance(exchange, Wrapper):
+        if isinstance(exchange, Chooser):
+            return exchange
+        exchange = exchange.inner
+    return None
 
 
 def choose_together(taken: Iterable[tuple[Exchange, State]]) -> None:
-    """Chooses settings anew, for all messages together, where an exchange does that by itself.
-
-    ``taken`` holds the exchange of every message of the step and its state after it. What each
-    layer is worth beside those of other messages is known only now.
-    """
-    every: dict[Wrapper, list[State]] = {}
+    """Chooses settings anew, where an exchange does, after a step of these messages."""
+    every: dict[Chooser, list[State]] = {}
     for exchange, state in taken:
-        while isinstance(exchange, Wrapper):
-            if exchange.chooses:
-                every.setdefault(exchange, []).append(state)
-                break
-            exchange = exchange.inner
+        own = chooser_of(exchange)
+        if own is not None:
+            every.setdefault(own, []).append(state)
     for own, states in every.items():
         own.choose_together(states)
 

@@ -186,25 +186,6 @@ class TwoLevel(Wrapper):
             first_S.add_(other_S, alpha=1 / shares.count)
         return first_S
 
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        return self._bytes(spec, world, self.inner.wire_bytes)
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        return self._bytes(spec, world, self.inner.expected_bytes)
-
-    def _bytes(self, spec: TensorSpec, world: int, inner: Any) -> list[int] | None:
-        """Bytes that each rank sends: within its host, and as ``inner`` states to other hosts."""
-        if world == 1:
-            return inner(spec, 1)  # type: ignore[no-any-return]
-        check_hosts(self.ranks_per_host, world)
-        share = self.share(spec)
-        sent: list[int] | None = inner(share, world // self.ranks_per_host)
-        if sent is None:
-            return None
-        each_bytes = working_dtype(spec.dtype).itemsize + spec.dtype.itemsize
-        within = (self.ranks_per_host - 1) * share.numel * each_bytes
-        return [within + sent[rank // self.ranks_per_host] for rank in range(world)]
-
 
 def _working(grad_N: Tensor) -> torch.dtype:
     return working_dtype(grad_N.dtype)

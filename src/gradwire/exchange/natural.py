@@ -18,12 +18,12 @@ Contributed: all of the gradient where rows are sent, else the same as the inner
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..collective.steps.sizes import SIZE_BYTES, tell_count
+from ..collective.steps.sizes import tell_count
 from ..compress.nonzero import nonzero
 from ..contract import Compressor, Exchange, Member, Result, State
 from ..contract.payload import Payload
@@ -82,6 +82,8 @@ class Natural(Wrapper):
 
     ``with_natural_sparsity`` makes it. It leaves the name of a step's way in ``Member.way``.
     """
+
+    changes: ClassVar[bool] = True
 
     width: int = 1
 
@@ -150,19 +152,12 @@ class Natural(Wrapper):
     def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:
         """The way of a step, from counts that all ranks know: a scheme's name, or ``INNER``."""
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
-        sent = super().expected_bytes(spec, len(counts)) if spec.numel else None
+        sent = self.inner.bytes_of_rank(spec, len(counts)) if spec.numel else None
         if sent is None or max(counts) > MOST * num_units(spec.numel, self.width):
             return INNER
         at = counted(counts, spec.numel, self.width, spec.dtype, growth)
         best = fastest(at)
-        return best.scheme if best.seconds < other_way_s(at, max(sent)) else INNER
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        stated = super().expected_bytes(spec, world)
-        return None if stated is None else [one + (world - 1) * SIZE_BYTES for one in stated]
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        return [0] if world == 1 else None
+        return best.scheme if best.seconds < other_way_s(at, sent) else INNER
 
 
 def count_units(grad_N: Tensor, residual_N: Tensor | None, width: int) -> int:

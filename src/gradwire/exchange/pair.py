@@ -66,13 +66,6 @@ class Pair(Exchange):
         """Whether what is sent follows from the spec alone."""
         return self.codec.traits.exact_size and self.collective.exact_size
 
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        return self.expected_bytes(spec, world) if self.exact_size else None
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        codec = self.codec_of(tensor_sizes(spec))
-        return [0] if world == 1 else self.collective.expected_bytes(codec, spec, world)
-
 
 def pair(codec: Compressor, collective: Collective) -> Pair:
     """An exchange from a compressor and a collective.

@@ -15,8 +15,9 @@ Contributed: all of the gradient in the first steps, then the same as the inner 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..compress.none import none
@@ -25,9 +26,39 @@ from ..contract.bounds import check_whole
 from ..contract.spec import TensorSpec
 from ..contract.verbs import Steps
 from ..errors import invalid
-from ._counted import Steps_T, count_step, no_steps, steps_done
 from .by_name import beside, exchange_for
 from .error_feedback import Wrapper
+
+# ---- steps done, counted alike on all ranks ----------------------------------------------------
+#
+# The count is a tensor for each tensor of the message, so that it is saved by parameter and
+# training resumes in the same stage, however messages are fused.
+
+Steps_T = tuple[Tensor, ...]
+"""The steps done (int64), once for each tensor of the message."""
+
+
+def no_steps(spec: TensorSpec) -> Steps_T:
+    """The count before the first step."""
+    return tuple(torch.zeros((), dtype=torch.int64) for _ in spec.tensor_shapes)
+
+
+def steps_done(step_T: Steps_T) -> int | None:
+    """The message's count; None in predictions, whose states hold no values."""
+    # A parameter that no rank used in some step is one step behind; the message is not.
+    done = torch.stack(step_T).max()
+    return None if done.is_meta else int(done)
+
+
+def count_step(step_T: Steps_T) -> None:
+    """Counts one more step of the message, in place."""
+    done = steps_done(step_T)
+    if done is not None:
+        for step in step_T:
+            step.fill_(done + 1)
+
+
+# ---- dense first steps -------------------------------------------------------------------------
 
 
 class DenseFirstState(NamedTuple):
@@ -41,6 +72,8 @@ class DenseFirstState(NamedTuple):
 @dataclass(frozen=True)
 class Warmup(Wrapper):
     """A dense exchange for ``steps`` steps, then the inner one. Made by ``with_warmup``."""
+
+    changes: ClassVar[bool] = True
 
     steps: int = 1
 
@@ -85,14 +118,6 @@ class Warmup(Wrapper):
         field = "inner" if self._is_warm(state) else "dense"
         count_step(state.step_T)
         return state._replace(**{field: own})
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """None, as bytes change after the warm-up."""
-        return None
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """The inner exchange's bytes, which nearly all of training sends."""
-        return self.inner.expected_bytes(spec, world)
 
 
 _DENSE = exchange_for(none())

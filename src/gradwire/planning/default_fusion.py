@@ -72,13 +72,12 @@ def default_cap_bytes(params: Sequence[NamedParam], exchange: Exchange, world: i
 
 
 def _wire_bytes(name: str, param: Tensor, exchange: Exchange, world: int) -> int | None:
-    """Bytes that the busiest rank sends of one parameter; None where that is not known.
+    """Bytes that rank 0, as busy as any, sends of one parameter; None where that is not known.
 
     Parameters are asked for one by one, as an exchange may refuse a tensor as long as a model.
     """
     spec = TensorSpec(name, param.numel(), param.dtype, (tuple(param.shape),))
-    sent = exchange.expected_bytes(spec, world)
-    return None if sent is None else max(sent)
+    return exchange.bytes_of_rank(spec, world)
 
 
 def fuse(

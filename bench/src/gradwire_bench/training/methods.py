@@ -17,11 +17,11 @@ from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
 from gradwire.contract.registry import names
 from gradwire.errors import invalid
-from gradwire.exchange.adapt import adapt
 from gradwire.exchange.by_name import algorithm_by_name, exchange_for
 from gradwire.exchange.density_warmup import with_density_warmup
 from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.exchange.warmup import with_warmup
+from gradwire_lab.exchange.adapt import adapt
 
 from ..workloads.task import TrainingTask
 from ..workloads.train import without_momentum

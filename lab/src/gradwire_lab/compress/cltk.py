@@ -25,10 +25,9 @@ from torch import Tensor
 
 from gradwire.compress._coo import check_addressable
 from gradwire.compress._narrow import narrow, widen, width_of
-from gradwire.compress.deft.support import Pending, SelectedSupport, SharedSupport, values_bytes
+from gradwire.compress.deft.support import Pending, SelectedSupport, SharedSupport
 from gradwire.contract import Member
 from gradwire.contract.spec import TensorSpec
-from gradwire.contract.travel import bytes_on_average
 from gradwire.contract.verbs import Broadcast, Steps
 from gradwire.kernels import select
 
@@ -42,6 +41,10 @@ class cltk(SharedSupport):
     >>> run_local(cltk(density=0.5), grads)[1][0]
     tensor([0., 0., 2., 2.])
     """
+
+    @property
+    def exact_size(self) -> bool:
+        return False  # ranks take turns to lead
 
     def init(self, spec: TensorSpec, world: int) -> Tensor:
         check_addressable("cltk", spec)
@@ -68,12 +71,6 @@ class cltk(SharedSupport):
         yield Broadcast(leader, sent)
         yield me.sized("decode", follow, count)
         return SelectedSupport(support_K, count if me.rank == leader else 0, state + 1)
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Bytes that each rank sends on average: it leads, and sends indices, once in W steps."""
-        count = self.kept(spec.numel)
-        led = bytes_on_average("broadcast", count * width_of(spec.numel), world)
-        return [values_bytes(spec, world, count) + led] * world
 
 
 EXAMPLES = (cltk(), cltk(density=0.3))

@@ -140,13 +140,6 @@ class sharded_dgc(Exchange):
         least = math.ceil(min(LEAST_ABOVE / self.density, 2**31))
         return min(numel, max(least, math.ceil(self.sample_share * numel)))
 
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Bytes that each rank sends to other ranks. The samples that shards gather do not count: a
-        spec does not tell how a layer is cut."""
-        if world == 1:
-            return [0]
-        return self.collective.expected_bytes(self._usual(spec.numel), spec, world)
-
     def _usual(self, numel: int) -> _Above:
         """The codec of a layer that is not cut, before anything of it is known."""
         limit = share_of(min(1.0, self.cap * self.density), numel)

@@ -103,19 +103,6 @@ class spardl(Exchange):
         """The chunks of a gradient among ``world`` ranks."""
         return _chunked(spec.numel, spec.dtype, world, self.density, FORMATS[self.formats])
 
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        chunks = self.chunks(spec, world)
-        sums = [chunks.layout(b, chunks.sum_dtype).slot_bytes for b in range(world)]
-        means = [chunks.layout(b, chunks.dtype).slot_bytes for b in range(world)]
-        return [
-            sum(
-                sums[(rank + distance + i) % world] + means[(rank + i) % world]
-                for distance, count in rounds(world)
-                for i in range(count)
-            )
-            for rank in range(world)
-        ]
-
 
 @lru_cache(maxsize=256)
 def rounds(world: int) -> tuple[tuple[int, int], ...]:

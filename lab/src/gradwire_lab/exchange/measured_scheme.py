@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,6 +59,8 @@ class MeasuredScheme(Wrapper):
 
     It leaves the name of a step's collective in ``Member.way``.
     """
+
+    changes: ClassVar[bool] = True
 
     inner: Pair
     num_steps: int = STEPS
@@ -118,15 +120,6 @@ class MeasuredScheme(Wrapper):
         dtype = value_dtype(codec, spec)
         name = scheme_of(min(count, total), spec.numel, codec.width, dtype, growth, world)
         return replace(self.inner, collective=load("collective", name)())
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """None among several ranks, as bytes change when the scheme is chosen."""
-        return [0] if world == 1 else None
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """The bytes of the scheme that is fastest for ranks that take units independently."""
-        unknown = torch.zeros(3, dtype=torch.float64, device="cpu")
-        return self._chosen(unknown, spec, world).expected_bytes(spec, world)
 
 
 @lru_cache(maxsize=256)

@@ -303,7 +303,8 @@ def _carried(collective: Any) -> list[Row]:
         except IncompatiblePair as error:
             rows.append({"name": name, "": f"refused: {str(error).partition(': ')[2]}"})
             continue
-        sent = {f"among_{world}_bytes": max(made.expected_bytes(SPEC, world)) for world in WORLDS}
+        each = ((world, made.expected_bytes(SPEC, world)) for world in WORLDS)
+        sent = {f"among_{world}_bytes": max(sizes) for world, sizes in each if sizes}
         whole = with_error_feedback(made) if codec.traits.error_feedback else made
         rows.append({"name": name, **sent, KEPT: _kept(whole)["together"]})
     return rows

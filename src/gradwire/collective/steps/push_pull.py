@@ -26,7 +26,6 @@ from torch import Tensor
 from ...contract import Compressor, Imbalance, Layout, Member, Selection, State
 from ...contract.collective import Collective, Needs
 from ...contract.payload import Format, Payload
-from ...contract.shapes_only import Hollow
 from ...contract.spec import TensorSpec, working_dtype
 from ...contract.travel import bytes_sent
 from ...contract.verbs import AllGather, AllToAll, Compute, Steps, Verb
@@ -178,7 +177,7 @@ def push(
     of this rank's part are written, of which there are at most ``limit``. ``beside`` is done while
     the network is busy. ``like`` is on the device of the payloads.
     """
-    own_W = me.told("own counts", me.world).copy_(torch.tensor(counts))
+    own_W = me.told("own counts", me.world).copy_(torch.tensor(counts, device="cpu"))
     told_W = me.told("told counts", me.world)
     one_each = (1,) * me.world
     yield AllToAll(told_W, own_W, one_each, one_each)
@@ -385,7 +384,7 @@ class PushPull(Collective):
         pushed, union = usual
         usually = [Told(n, n * cut.width, sum(pushed), max(pushed)) for n in union]
         sums, own = yield me.sized("merge", merge, cut.numel, lambda: (None, usually[0]))
-        own_T = me.told("own told", _TOLD).copy_(torch.tensor(own))
+        own_T = me.told("own told", _TOLD).copy_(torch.tensor(own, device="cpu"))
         told_WT = me.told("told", _TOLD * me.world)
         yield AllGather(told_WT, own_T)
         limits = [
@@ -503,20 +502,6 @@ class PushPull(Collective):
         self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
     ) -> list[int] | None:
         return self.sent_bytes(*self._counts(codec, spec, taken))
-
-    def wire_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        codec = codec.for_world(world)
-        cut = self.cut(codec, spec, world)
-        most = num_entries(codec.format(spec))
-        pushed = [min(most, part.length) for part in cut.parts]
-        merged = [min(world * most, part.length) for part in cut.parts]
-        return self.sent_bytes(cut, [pushed] * world, merged)
-
-    def expected_bytes(self, codec: Compressor, spec: TensorSpec, world: int) -> list[int]:
-        typical = Hollow(codec.for_world(world))
-        cut = self.cut(typical, spec, world)
-        pushed, merged = self.usual(cut, typical, spec)
-        return self.sent_bytes(cut, [pushed] * world, merged)
 
 
 _UNLIMITED = (2**62, 2**62)

@@ -64,7 +64,7 @@ def tell_each(
     """Tells rank i ``sizes[i]``; returns what each rank told this one."""
     if codec.traits.exact_size:
         return list(limits)
-    own_W = me.told("own sizes", me.world).copy_(torch.tensor(sizes))
+    own_W = me.told("own sizes", me.world).copy_(torch.tensor(sizes, device="cpu"))
     told_W = me.told("told sizes", me.world)
     one_each = (1,) * me.world
     yield AllToAll(told_W, own_W, one_each, one_each)

@@ -46,7 +46,6 @@ from torch import Tensor
 
 from ...contract import Member, Traits
 from ...contract.spec import TensorSpec
-from ...contract.travel import bytes_on_average
 from ...contract.verbs import AllGather, Broadcast, Steps
 from ...errors import invalid
 from .._coo import check_addressable
@@ -55,7 +54,7 @@ from .allocation import Allocation, owners
 from .layer_k import layer_k
 from .layerwise import select_layers
 from .partition import Partition, partition_of
-from .support import Pending, SelectedSupport, SharedSupport, values_bytes
+from .support import Pending, SelectedSupport, SharedSupport
 
 _COUNT_BYTES = torch.int32.itemsize
 
@@ -140,19 +139,6 @@ class deft(SharedSupport):
         allocation = yield me.sized("encode", accept, num_layers, usual)
         support_K, num_own = yield from _united(me, allocation, k_L, whole_N)
         return SelectedSupport(support_K, num_own, DeftState(partition, state.step + 1))
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Bytes that each rank sends if all layers are of one density. The broadcast counts as for
-        the average rank."""
-        partition = self.partition(spec, world)
-        k_L = self._even(partition, spec.numel)
-        allocation = Allocation(partition, owners(partition, k_L, world, 0), world)
-        counts = _counts(allocation, k_L, world)
-        told = bytes_on_average("broadcast", len(partition.sizes) * width_of(world + 1), world)
-        slot_bytes = max(counts) * width_of(max(allocation.part_sizes))
-        gathered = (world - 1) * (_COUNT_BYTES + slot_bytes)
-        support = sum(counts) + allocation.num_common
-        return [told + gathered + values_bytes(spec, world, support)] * world
 
     def _even(self, partition: Partition, numel: int) -> Tensor:
         """Each layer's k where all are of one density: what predictions go on with."""

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from ...contract import Exchange, Layout, Member, Selection, State, Traits, synchronise_alone
 from ...contract.bounds import check_share
-from ...contract.spec import TensorSpec, working_dtype
-from ...contract.travel import bytes_sent
+from ...contract.spec import working_dtype
 from ...contract.verbs import AllReduce, Steps
 from ...kernels import select
 from ...kernels.gather import take
@@ -119,11 +118,6 @@ class SharedSupport(Exchange):
         yield me.sized("decode", lambda: _deliver(support_K, values, out_N), numel)
         me.selection = Selection(self.density * numel, num_own, support_K.numel())
         return state
-
-
-def values_bytes(spec: TensorSpec, world: int, count: int) -> int:
-    """Bytes that a rank sends for ``count`` values and the mark that says whether all is finite."""
-    return bytes_sent("all_reduce", working_dtype(spec.dtype).itemsize * (count + 1), world)
 
 
 def _accumulated(grad_N: Tensor, residual_N: Tensor | None, layers: Partition) -> Pending:

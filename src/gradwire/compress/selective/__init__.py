@@ -41,7 +41,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...collective.steps.sizes import announced_bytes, tell_all
+from ...collective.steps.sizes import tell_all
 from ...contract import Compressor, Exchange, Layout, Member, State, Traits, synchronise_alone
 from ...contract.bounds import check_share, check_whole
 from ...contract.exchange import Copies
@@ -202,14 +202,6 @@ class selective(Exchange):
             "merge", lambda: mixed.merge(me, sizes, gathered, out_N), me.world * numel
         )
         return SelectiveState(state.sizes, codec_T)
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        return None if self.mixed(spec).varies else self.expected_bytes(spec, world)
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        mixed = self.mixed(spec)
-        told = announced_bytes(mixed.codec, world) if mixed.varies else 0
-        return [told + (world - 1) * slot_bytes(mixed.typical.size_bytes)] * world
 
 
 def _sizes(spec: TensorSpec) -> tuple[int, ...]:

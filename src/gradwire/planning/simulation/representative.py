@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ...contract import Exchange
+from ...contract.shapes_only import RecordedVerbs, record
 from ...contract.spec import TensorSpec, squarest
 from ...contract.verbs import Recv, Send
 from ..data.cluster import Cluster
@@ -24,11 +25,9 @@ from .supersteps import (
     Hop,
     Joint,
     Price,
-    RecordedVerbs,
     Superstep,
     Tariff,
     Work,
-    record,
     supersteps_of,
     supersteps_of_rank,
 )

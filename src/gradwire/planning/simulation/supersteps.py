@@ -6,105 +6,18 @@ text yields do not depend on values, so it yields the same ones here as in train
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
-from ...contract import Compressor, Exchange, Layout, Member
-from ...contract.member import nothing
-from ...contract.shapes_only import Hollow
+from ...contract import Compressor, Exchange, Layout
+from ...contract.shapes_only import parts_of, record
 from ...contract.spec import TensorSpec
 from ...contract.travel import NAMES, members, sent_bytes, travel
 from ...contract.verbs import AllToAll, Among, Broadcast, Communication, Compute, Recv, Send, Verb
 from ...errors import InvalidSetting, invalid
 from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit
-
-# ---- A member without data, which notes what a text asks it for while its verbs are recorded -----
-
-
-class WritesNothing(TorchFunctionMode):
-    """A mode that skips operations in place, which without data would only take time."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        name = func.__name__
-        if name.endswith("_") and not name.endswith("__"):
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-
-class Noticing(Member):
-    """A member without data.
-
-    It notes whether its rank is asked for: if not, all ranks do the same; and its turn: if not, all
-    messages are alike. Its ``sizes`` are the usual ones where a text states them, and else the
-    largest.
-    """
-
-    __slots__ = ("_rank", "_turn", "_turn_was_asked", "was_asked")
-
-    def __init__(self, rank: int, world: int, turn: int = 0) -> None:
-        super().__init__(rank, world, turn)
-        self.was_asked = self._turn_was_asked = False
-
-    @property
-    def rank(self) -> int:
-        self.was_asked = True
-        return self._rank
-
-    @rank.setter
-    def rank(self, rank: int) -> None:
-        self._rank = rank
-
-    @property
-    def turn(self) -> int:
-        self._turn_was_asked = True
-        return self._turn
-
-    @turn.setter
-    def turn(self, turn: int) -> None:
-        self._turn = turn
-
-    def across(self, ranks_per_host: int) -> Member:
-        was_asked, found = self._turn_was_asked, super().across(ranks_per_host)
-        self._turn_was_asked = was_asked  # handing it on is not asking
-        return found
-
-    @property
-    def turn_was_asked(self) -> bool:
-        """Whether its turn was asked for, among hosts or among all ranks."""
-        among_hosts = isinstance(self._across, Noticing) and self._across.turn_was_asked
-        return self._turn_was_asked or among_hosts
-
-    def variant_of(self, codec: Compressor) -> Compressor:
-        return codec.for_world(self.world)  # sizes are the same on every rank
-
-    def sizes(
-        self,
-        told_W: Tensor,
-        limits: Sequence[int],
-        *,
-        unit: str = "bytes",
-        ranks: Sequence[int] | None = None,
-        usual: Sequence[int] | None = None,
-    ) -> list[int]:
-        return list(limits if usual is None else usual)
-
-    def sized(
-        self, name: str, fn: Callable[[], Any], numel: int, usual: Callable[[], Any] = nothing
-    ) -> Compute:
-        return Compute(name, usual, numel)
-
 
 # ---- supersteps --------------------------------------------------------------------------------
 
@@ -231,15 +144,6 @@ def _is_plain(algorithm: Compressor | Exchange) -> bool:
     return traits is not None and traits.lossless and traits.layout is Layout.DENSE
 
 
-class RecordedVerbs(NamedTuple):
-    """The verbs that a text yielded, a row for each yield, and whether they depend on the rank and
-    on the message's turn."""
-
-    rows: tuple[tuple[Verb, ...], ...]
-    is_of_its_rank: bool
-    is_of_its_turn: bool
-
-
 MOST_PLAYED = 1024
 """The most ranks that are played one by one: if each sends to each, a step has a million sends."""
 
@@ -277,36 +181,6 @@ def supersteps_of_rank(
 def takes_turns(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> bool:
     """Whether ranks take turns from message to message: see ``Member.turn``."""
     return tariff.num_ranks > 1 and record(exchange, spec, 0, tariff.num_ranks).is_of_its_turn
-
-
-def record(
-    exchange: Exchange, spec: TensorSpec, rank: int, world: int, turn: int = 0
-) -> RecordedVerbs:
-    """Runs one rank's text without data and records the verbs that it yields."""
-    hollow = _without_data(exchange)
-    me = Noticing(rank, world, turn)
-    rows: list[tuple[Verb, ...]] = []
-    try:
-        with torch.device("meta"), WritesNothing():
-            state = hollow.init(spec, world)
-            grad_N = torch.empty(spec.numel, dtype=spec.dtype)
-            text = hollow.synchronise(me, state, grad_N, grad_N)
-            asked = next(text, None)
-            while asked is not None:
-                row = asked if isinstance(asked, tuple) else (asked,)
-                rows.append(row)
-                results = tuple(v.fn() if isinstance(v, Compute) else None for v in row)
-                try:
-                    asked = text.send(results if isinstance(asked, tuple) else results[0])
-                except StopIteration:
-                    break
-    except RuntimeError as error:  # what torch raises where a meta tensor's values are asked for
-        raise InvalidSetting(
-            f"{exchange!r} cannot be simulated: it looks at values, and there are none "
-            f"({str(error).splitlines()[0]}); only exchanges whose verbs and sizes follow from the "
-            "tensor's spec can"
-        ) from error
-    return RecordedVerbs(tuple(rows), me.was_asked, me.turn_was_asked)
 
 
 def _priced(rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff) -> tuple[Superstep, ...]:
@@ -358,25 +232,10 @@ def _as_if_equal(verb: AllToAll, rank: int) -> float:
     return max(out, into) * verb.buf.element_size() / copies if copies else 0.0
 
 
-def _without_data(part: Any) -> Any:
-    """The same exchange with every compressor in it hollow."""
-    if isinstance(part, Compressor):
-        return Hollow(part)
-    parts = _parts(part)
-    return replace(part, **{n: _without_data(v) for n, v in parts.items()}) if parts else part
-
-
 def _algorithms(part: Any) -> Iterator[Compressor | Exchange]:
     """The algorithms of ``compress/`` in an exchange: its compressors, or the exchange itself."""
     if isinstance(part, Compressor) or (isinstance(part, Exchange) and part.traits is not None):
         yield part
     else:
-        for value in _parts(part).values():
+        for value in parts_of(part).values():
             yield from _algorithms(value)
-
-
-def _parts(part: Any) -> Mapping[str, Any]:
-    """The settings of an exchange or a collective, if it is made of fields."""
-    if not is_dataclass(part):
-        return {}
-    return {f.name: getattr(part, f.name) for f in fields(part) if f.init}

@@ -26,7 +26,7 @@ from ...contract.state import leaves
 from ...contract.trace.density import StepDensity
 from ...contract.trace.span import Span, Trace
 from ...errors import InvalidSetting, invalid
-from ...exchange.error_feedback import residuals
+from ...exchange.error_feedback import chooser_of, residuals
 from ..device.staging import Staging
 from .engine import OFFLOAD
 from .messages import Message
@@ -163,11 +163,13 @@ def density_of_step(
 
 def adapted(messages: Iterable[Message]) -> dict[str, str]:
     """The settings of each layer, in words, by parameter name; empty without ``adapt``."""
-    from ...exchange.adapt import settings_of  # only figures ask for it
-
-    each = ((m.slots, settings_of(m.exchange, m.state)) for m in messages)
-    pairs = (zip(slots, texts, strict=True) for slots, texts in each if texts)
-    return {slot.name: text for own in pairs for slot, text in own}
+    found: dict[str, str] = {}
+    for message in messages:
+        own = chooser_of(message.exchange)
+        if own is not None:
+            names = (slot.name for slot in message.slots)
+            found.update(zip(names, own.settings(message.state), strict=True))
+    return found
 
 
 def spread(messages: Iterable[Any]) -> dict[str, Any]:

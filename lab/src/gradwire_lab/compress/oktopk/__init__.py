@@ -43,18 +43,17 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.collective.steps.sizes import SIZE_BYTES
 from gradwire.compress._coo import check_addressable, share_of
 from gradwire.compress._residual import as_working
 from gradwire.contract import Exchange, Layout, Member, Selection, Traits, synchronise_alone
 from gradwire.contract.bounds import check_share
-from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllReduce, Steps
 
 from .._lists import FORMATS, check_formats
 from .._reaching import compile_ahead
-from .regions import Regions, even_cuts, slots_of, write_cuts
-from .sums import TOLD_BYTES, Turn, no_entries
+from .regions import Regions, even_cuts, write_cuts
+from .sums import Turn, no_entries
 from .threshold import FEWEST, MOST, Taken, put_back, select_own
 
 EXACT_STEPS = 32
@@ -152,16 +151,6 @@ class oktopk(Exchange):
         me.selection = Selection(self.density * numel, taken.entries.num, arrived)
         thresholds_2 = torch.tensor([taken.threshold, shared], dtype=torch.float64, device="cpu")
         return OktopkState(state.step + 1, thresholds_2, cuts_C)
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int]:
-        """Bytes that each rank sends in most steps: of even regions, at steady thresholds."""
-        if world == 1:
-            return [0]
-        regions = Regions.of(even_cuts(spec.numel, world), spec.numel, FORMATS[self.formats])
-        shares = regions.shares(share_of(self.density, spec.numel))
-        pushed = slots_of(regions, shares, working_dtype(spec.dtype))
-        told = SIZE_BYTES + TOLD_BYTES + max(slots_of(regions, shares, spec.dtype))
-        return [(world - 1) * told + sum(pushed) - own for own in pushed]
 
 
 EXAMPLES = (oktopk(), oktopk(density=0.3), oktopk(density=0.3, formats="coo"))

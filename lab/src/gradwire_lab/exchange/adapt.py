@@ -32,19 +32,18 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Exchange, Member, Result, State
-from ..contract.bounds import check_number, check_whole
-from ..contract.exchange import Ladder
-from ..contract.spec import TensorSpec, working_dtype
-from ..contract.tensorwise import tensor_places, tensor_sizes
-from ..contract.verbs import AllReduce, Compute, Steps
-from ..errors import invalid
+from gradwire.contract import Compressor, Exchange, Member, Result, State
+from gradwire.contract.bounds import check_number, check_whole
+from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.tensorwise import tensor_places, tensor_sizes
+from gradwire.contract.verbs import AllReduce, Compute, Steps
+from gradwire.errors import invalid
+from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.error_feedback import Chooser, ErrorFeedback
+from gradwire.exchange.warmup import Steps_T, count_step, no_steps, steps_done
+
 from ._cheapest import chosen, total
-from ._counted import Steps_T, count_step, no_steps, steps_done
-from ._pair_ladder import PairLadder
-from .by_name import exchange_for
-from .error_feedback import ErrorFeedback, Wrapper
-from .pair import Pair
+from .ladders import Ladder, ladder_of
 
 EVERY = 500
 """Steps from one measurement to the next by default."""
@@ -75,10 +74,10 @@ class AdaptedState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adapted(Wrapper):
+class Adapted(Chooser):
     """An exchange whose settings are chosen tensor by tensor; made by ``adapt``."""
 
-    chooses: ClassVar[bool] = True
+    changes: ClassVar[bool] = True
 
     error: float | None = None
     every: int = EVERY
@@ -88,14 +87,14 @@ class Adapted(Wrapper):
             accepted = "a share of the gradient's norm in (0, 1], or None"
             check_number("error", self.error, accepted, "leave it out", 5e-324, 1)
         check_whole("every", self.every, "leave it out")
-        if _ladder_of(self.inner) is None:
+        if ladder_of(self.inner) is None:
             accepted = "one with a density, a bit width or a rank to choose, or an exchange of one"
             raise invalid("algorithm to adapt", self.inner, accepted, "leave adapt out")
 
     @cached_property
     def choices(self) -> Ladder:
         """The settings that there are to choose from."""
-        found = _ladder_of(self.inner)
+        found = ladder_of(self.inner)
         assert found is not None, "refused when it was made"
         return found
 
@@ -173,6 +172,18 @@ class Adapted(Wrapper):
         if any(self.is_due(steps_done(one.step_T) or 0) for one in found):
             self.choose(found)
 
+    def settings(self, state: State) -> list[str]:
+        (found,) = adapted_states(state)
+        return [self.choices.settings[int(rung)] for rung in found.rung_T]
+
+    def check(self, state: State, names: Sequence[str]) -> None:
+        (found,) = adapted_states(state)
+        most = len(self.choices.settings) - 1
+        for name, rung in zip(names, map(int, found.rung_T), strict=True):
+            if rung > most:
+                remedy = "load an older checkpoint, as this one is damaged"
+                raise invalid(f"rung_T of {name}", rung, f"0 to {most}", remedy)
+
     def choose(self, states: Sequence[AdaptedState]) -> None:
         """Chooses the rungs of all tensors of messages, by what was last measured of them.
 
@@ -199,28 +210,6 @@ class Adapted(Wrapper):
             rungs = given
         for (state, _, place), rung in zip(each, rungs, strict=True):
             state.rung_T[place].fill_(rung)
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """None among several ranks, as bytes change with the settings chosen."""
-        return [0] if world == 1 else None
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """The inner exchange's bytes at its own settings: at most as many are sent by default."""
-        return self.inner.expected_bytes(spec, world)
-
-
-def _ladder_of(exchange: Exchange) -> Ladder | None:
-    found = PairLadder.of(exchange) if isinstance(exchange, Pair) else exchange.ladder()
-    return found if found is not None and len(found.settings) > 1 else None
-
-
-def adapted_in(exchange: Exchange) -> Adapted | None:
-    """The adaptation that an exchange is, or is around; None where there is none."""
-    while isinstance(exchange, Wrapper):
-        if isinstance(exchange, Adapted):
-            return exchange
-        exchange = exchange.inner
-    return None
 
 
 def adapted_states(state: State) -> Iterator[AdaptedState]:
@@ -254,31 +243,10 @@ def adapt(
     >>> peaks[0] = 9.0
     >>> states = [exchange.init(spec, 2) for _ in range(2)]
     >>> results = run_local(exchange, [torch.cat([peaks, flat])] * 2, states)
-    >>> settings_of(exchange, results[0][2])
+    >>> exchange.inner.settings(results[0][2])
     ['topk(density=0.03125, values=torch.float32)', 'topk(density=0.25, values=torch.float32)']
     """
     made = exchange_for(algorithm)
     if isinstance(made, ErrorFeedback):
         return ErrorFeedback(Adapted(made.inner, error, every))
     return Adapted(made, error, every)
-
-
-def settings_of(exchange: Exchange, state: State) -> list[str]:
-    """The settings of each tensor of a message, in words; empty where none are chosen."""
-    own = adapted_in(exchange)
-    if own is None:
-        return []
-    (found,) = adapted_states(state)
-    return [own.choices.settings[int(rung)] for rung in found.rung_T]
-
-
-def refuse_rungs(exchange: Exchange, state: State, names: Sequence[str]) -> None:
-    """Raises where a state that was loaded has, of any tensor, a setting that there is not."""
-    own = adapted_in(exchange)
-    if own is None:
-        return
-    (found,) = adapted_states(state)
-    most, remedy = len(own.choices.settings) - 1, "load an older checkpoint, as this one is damaged"
-    for name, rung in zip(names, map(int, found.rung_T), strict=True):
-        if rung > most:
-            raise invalid(f"rung_T of {name}", rung, f"0 to {most}", remedy)

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gradwire as gw
+from gradwire.compress.powersgd import powersgd
+from gradwire.contract import Member
+from gradwire.contract.shapes_only import record
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Compute
 from gradwire.errors import InvalidSetting
-from gradwire.exchange._cheapest import cheapest, chosen, total
-from gradwire.exchange.adapt import (
-    Adapted,
-    adapted_in,
-    adapted_states,
-    settings_of,
-)
-from gradwire.exchange.by_name import run_local
-from gradwire.exchange.error_feedback import choose_together
-from gradwire.planning.simulation.supersteps import record
+from gradwire.exchange.by_name import clone_state, run_local
+from gradwire.exchange.error_feedback import choose_together, chooser_of
+from gradwire.exchange.local import drive
+from gradwire_lab.exchange._cheapest import cheapest, chosen, total
+from gradwire_lab.exchange.adapt import Adapted, adapted_states
+from gradwire_lab.exchange.ladders import MatrixLadder
 from gradwire_lab.laws.cases import states_of
 
 rows = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=4)
@@ -91,8 +92,8 @@ def test_what_is_measured_is_what_is_lost(made: gw.Compressor | gw.Exchange) -> 
 @pytest.mark.parametrize("made", [gw.compress.topk(density=0.1), gw.compress.qsgd(block=64)])
 def test_fewer_bytes_at_no_more_loss(made: gw.Compressor) -> None:
     exchange = gw.adapt(made, every=4)
-    own = adapted_in(exchange)
-    assert own is not None
+    own = chooser_of(exchange)
+    assert isinstance(own, Adapted)
     states = [exchange.init(SPEC, 3) for _ in range(3)]
     for step in range(9):
         states = states_of(run_local(exchange, _grads(step), states, seed=step))
@@ -158,10 +159,12 @@ def test_gradients_that_are_not_finite_or_zero_change_no_settings() -> None:
     exchange = gw.adapt(gw.compress.topk(density=0.1), every=1)
     states = [exchange.init(SPEC, 3) for _ in range(3)]
     states = states_of(run_local(exchange, _grads(), states))
-    before = settings_of(exchange, states[0])
+    own = chooser_of(exchange)
+    assert own is not None
+    before = own.settings(states[0])
     for factor in (float("nan"), 0.0):
         states = states_of(run_local(exchange, [g * factor for g in _grads()], states))
-        assert settings_of(exchange, states[0]) == before
+        assert own.settings(states[0]) == before
 
 
 ADAPTABLE = (
@@ -191,3 +194,28 @@ def test_what_cannot_be_adapted_is_refused() -> None:
         gw.adapt(gw.compress.cltk())
     with pytest.raises(InvalidSetting, match="warm up"):
         gw.with_density_warmup(gw.adapt(gw.compress.topk()), steps_per_stage=9)
+
+
+def test_one_step_shows_what_every_rank_of_the_ladder_would_lose() -> None:
+    shapes = ((20, 24), (20, 24), (5,), (9, 14))
+    sizes = [prod(shape) for shape in shapes]
+    spec = TensorSpec("message", sum(sizes), torch.float64, shapes)
+    ladder = MatrixLadder(powersgd(rank=2))
+    state, world = ladder.init(spec, 3), 3
+    members = [Member(rank, world) for rank in range(world)]
+    generator = torch.Generator().manual_seed(0)
+    grads = [torch.randn(spec.numel, generator=generator).double() for _ in members]
+    told = drive(
+        [ladder.measure(me, state, grad_N) for me, grad_N in zip(members, grads, strict=True)]
+    ).results
+    for rung in range(len(ladder.settings)):
+        left = [torch.zeros_like(grad_N) for grad_N in grads]
+        steps = [
+            ladder.synchronise(me, clone_state(state), [rung] * 4, grad_N, grad_N.clone(), own_N)
+            for me, grad_N, own_N in zip(members, grads, left, strict=True)
+        ]
+        drive(steps)
+        for own_N, told_TL in zip(left, told, strict=True):
+            lost = [float(part_N.square().sum()) for part_N in own_N.split(sizes)]
+            np.testing.assert_allclose(told_TL[:, rung], lost, rtol=1e-9, atol=1e-9)
+    assert all(told_TL[0].unique().numel() == len(ladder.settings) for told_TL in told)
