@@ -290,7 +290,7 @@ def _appended(buffers: list[Buffer]) -> list[str]:
     """Puts a group's kept elements behind those that the thread has."""
     return [
         "const uint64_t mask = gw::mask_of(keep);",
-        *(f"gw::append({_name(b)} + place, {_name(b)}out, mask);" for b in buffers),
+        *(f"gw::append({_name(b)} + place, {_name(b)}out, mask, count);" for b in buffers),
         "place += gw::count_of(mask);",
     ]
 
