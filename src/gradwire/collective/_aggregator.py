@@ -115,9 +115,10 @@ class Aggregator:
         if not self.varies:
             return self._whole
         slots = self.slots()
-        size = sum(map(len, slots))
-        packed = self.me.scratch("packed", size, self.grad_N, torch.uint8, varies=True)
-        return torch.cat(slots, out=packed)
+        sizes = list(map(len, slots))
+        packed = self.me.scratch("packed", sum(sizes), self.grad_N, torch.uint8, varies=True)
+        torch._foreach_copy_(torch.split(packed, sizes), slots)
+        return packed
 
     def _encode(self, chunks: Sequence[int]) -> None:
         grads, nothing = self.chunks.of(self.grad_N), [None] * self.me.world

@@ -38,8 +38,7 @@ from torch import Tensor
 from ..contract import Exchange, Layout, Member, State, Traits, synchronise_alone
 from ..contract.bounds import MOST_SEED, check_whole
 from ..contract.spec import TensorSpec, working_dtype
-from ..contract.travel import bytes_sent
-from ..contract.verbs import AllReduce, Compute, Steps
+from ..contract.verbs import AllReduce, Steps
 
 # Letters: T tensors of a message, B adjacent ones of one shape and rank; a matrix has N rows (n,
 # the tensor's first dimension) and M columns (m, all its others), its factors have R columns.
@@ -289,17 +288,10 @@ class powersgd(Exchange):
         for number, buffer in enumerate(held.rounds):
             if number and not held.layout.batches:
                 break
-            yield Compute("encode", partial(held.encode, number), grad_N.numel())
+            yield me.sized("encode", partial(held.encode, number), grad_N.numel())
             yield AllReduce(buffer)
-        yield Compute("decode", held.decode, grad_N.numel())
+        yield me.sized("decode", held.decode, grad_N.numel())
         return state
-
-    def bytes_of_rank(self, spec: TensorSpec, world: int, rank: int = 0) -> int:
-        # Torch imports half of itself to multiply matrices that hold no values.
-        layout = layout_of(spec, (self.rank,) * len(spec.tensor_shapes))
-        item = working_dtype(spec.dtype).itemsize
-        sent = [bytes_sent("all_reduce", item * numel, world) for numel in layout.round_numels]
-        return sum(sent)
 
 
 EXAMPLES = (powersgd(), powersgd(rank=1), powersgd(rank=2, seed=1))

@@ -19,8 +19,7 @@ from gradwire.compress.powersgd import as_matrix, first_bases, orthonormal, powe
 from gradwire.contract import Exchange, Member, State, Traits, synchronise_alone
 from gradwire.contract.bounds import MOST_SEED, check_whole
 from gradwire.contract.spec import TensorSpec, working_dtype
-from gradwire.contract.travel import bytes_sent
-from gradwire.contract.verbs import AllReduce, Compute, Steps
+from gradwire.contract.verbs import AllReduce, Steps
 
 from .matrices import Factor, LowRank, Matrix, Operand, decomp, matmul, trace_matrices
 
@@ -331,17 +330,10 @@ class MatrixProgram(Exchange):
         for number, buffer in enumerate(held.rounds):
             if number and not held.batches:
                 break
-            yield Compute("encode", partial(held.encode, number), grad_N.numel())
+            yield me.sized("encode", partial(held.encode, number), grad_N.numel())
             yield AllReduce(buffer)
-        yield Compute("decode", held.decode, grad_N.numel())
+        yield me.sized("decode", held.decode, grad_N.numel())
         return state
-
-    def bytes_of_rank(self, spec: TensorSpec, world: int, rank: int = 0) -> int:
-        # Torch imports half of itself to multiply matrices that hold no values.
-        layout = layout_of(self.traced(), spec, self.rank)
-        item = working_dtype(spec.dtype).itemsize
-        sizes = (item * numel for numel in layout.round_numels)
-        return sum(bytes_sent("all_reduce", size, world) for size in sizes)
 
 
 @lru_cache(maxsize=1024)
