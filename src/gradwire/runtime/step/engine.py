@@ -207,9 +207,6 @@ class Engine:
         manager.add(turn, [task for task in before if task is not None])
         end = Task(name, lambda: None, step=step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
-        self._tails[lane] = end
-        if not is_news:
-            self._last_turn = turn
         inline = self.do_inline if is_inline else None
         text = self.routes.sealed(text, lane)
         driver = Driver(manager, self.routes, text, index, lane, step, end, [turn], side, inline)
@@ -222,6 +219,9 @@ class Engine:
             manager.add(whole, [end, *last_behind])
         first = Task(name, lambda: driver.resume(None), step=step, message=index)
         manager.add(first, behind)
+        self._tails[lane] = end  # now: who encodes inline does not wait for its message yet
+        if not is_news:
+            self._last_turn = turn
         if is_inline:
             self.check()
         return whole
@@ -481,12 +481,15 @@ class Driver:
                 while True:
                     asked = self.text.send(value)
                     verbs = asked if isinstance(asked, tuple) else (asked,)
-                    computes = [verb for verb in verbs if isinstance(verb, Compute)]
-                    if self.inline is None or len(computes) < len(verbs):
+                    network = [verb for verb in verbs if not isinstance(verb, Compute)]
+                    if self.inline is None or network:
                         break
                     # No tuple of a generator: a thread that walks through all objects while it
                     # fills, as attach does, would break it (CPython's "bad argument").
-                    done = [self.inline(self.task(v.name, v.fn, INLINE)).result for v in computes]
+                    tasks = [
+                        self.task(v.name, v.fn, INLINE) for v in verbs if isinstance(v, Compute)
+                    ]
+                    done = [self.inline(task).result for task in tasks]
                     value = tuple(done) if isinstance(asked, tuple) else done[0]
         except StopIteration as stop:
             value = stop.value
@@ -495,16 +498,18 @@ class Driver:
             self.manager.add(self.end, self._take_turn())
             return
         self.inline = None
-        tasks = [self.task(v.name, v.fn) if isinstance(v, Compute) else None for v in verbs]
-        network = [verb for verb in verbs if not isinstance(verb, Compute)]
+        tasks = [self.task(v.name, v.fn) for v in verbs if isinstance(v, Compute)]
         # Verbs for the network that may run at once are one task, started together.
         wire = [self._communication(network)] if network else []
 
         def results() -> Any:
-            found = [None if task is None else task.result for task in tasks]
-            return tuple(found) if isinstance(asked, tuple) else found[0]
+            if not isinstance(asked, tuple):
+                return tasks[0].result if tasks else None
+            left = iter(tasks)
+            done = [next(left).result if isinstance(verb, Compute) else None for verb in asked]
+            return tuple(done)
 
-        self._then(results, [task for task in tasks if task is not None], wire)
+        self._then(results, tasks, wire)
 
     def _take_turn(self) -> Sequence[Task]:
         """The tasks that the first use of the channel waits for; empty from the second use on."""

@@ -62,17 +62,17 @@ class Recorder:
 
     def costs(self, step: int) -> Totals:
         """The costs so far of ``step``, which is open: bytes sent and seconds of each lane."""
+        found = dict.fromkeys(_TIMED, 0.0)
         with self._lock:
-            spans = self._steps[-1]
-            tasks = [span for span in spans if span.message >= 0 and span.step == step]
-            sending = [span for span in tasks if span.lane == "communication"]
-            communication_s = sum(span.duration_s for span in sending)
-            return {
-                "wire_bytes": sum(span.size_bytes for span in sending),
-                "compute_s": sum(span.duration_s for span in tasks) - communication_s,
-                "communication_s": communication_s,
-                "wait_s": sum(span.duration_s for span in spans if span.lane == "wait"),
-            }
+            for span in self._steps[-1]:
+                seconds = span.end_s - span.start_s
+                if span.lane == "wait":
+                    found["wait_s"] += seconds
+                elif span.message >= 0 and span.step == step:
+                    found["wire_bytes"] += span.size_bytes
+                    is_sent = span.lane == "communication"
+                    found["communication_s" if is_sent else "compute_s"] += seconds
+        return found
 
     def end_step(self, costs: Totals, now_s: float, density: StepDensity | None = None) -> None:
         """Closes a step: adds its costs and opens a new list of spans."""
