@@ -17,7 +17,7 @@ from ...contract.state import leaves
 from ...contract.tensorwise import tensorwise
 from ...contract.verbs import Steps
 from ..failure.membership import Membership
-from ..step.slots import Slot
+from ..step.messages import Slot
 
 WAY = casync_ps()
 

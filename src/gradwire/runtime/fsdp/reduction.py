@@ -20,7 +20,7 @@ from ..fingerprint import agree, fingerprint, refusing
 from ..state import checkpoint
 from ..state.saved import check_form
 from ..state.sharded import Owners, own_part, sharded_state
-from ..step.accounting import norm_over_all
+from ..step.figures import norm_over_all
 from ..step.wire import Group, as_on_a_lane, carry_out, give_back, open_channels
 from ._columns import Column, ColumnsOfCodec
 
