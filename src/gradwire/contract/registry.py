@@ -97,7 +97,7 @@ COMMANDS = Kind(
 
 EXTENSIONS = {
     **dict.fromkeys(("compll_text", "tune", "with_measured_scheme"), _LAB),
-    **dict.fromkeys(("kernel_bench", "pictures", "testbed"), _BENCH),
+    **dict.fromkeys(("kernel_bench", "pages", "pictures", "testbed"), _BENCH),
 }
 """Modules and functions that are used where they are installed, and the package that has each."""
 
