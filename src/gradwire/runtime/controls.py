@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from ..exchange.error_feedback import with_error_feedback
 from ..exchange.hosts import on_hosts
 from ..planning.data.plan import Plan
 from .ddp.ddp import DDPHooks
+from .ddp.ddp_in_turn import DDPInTurn
 from .failure.guard import Guard
 from .overlap.overlap import Overlap
 from .state import checkpoint
@@ -37,6 +38,7 @@ from .step.engine import Engine
 from .step.hooks import ModuleHooks
 from .step.messages import Message, ParamRange
 from .step.progress import Progress
+from .step.synchroniser import AnyMessage
 
 _NOBODY = checkpoint.Origin("", 1, 0, "")
 _DELIVERING = with_error_feedback(exchange_for(none()))
@@ -69,20 +71,6 @@ class Pilot(ABC):
         """Takes over a model, whose gradients travel dense."""
 
 
-class InTurn(Protocol):
-    """Hooks of a DDP model whose dense steps DDP's own reducer averages: see `ddp_in_turn`."""
-
-    overlap: Overlap | None
-    on_end: Callable[[], None] | None
-
-    @property
-    def is_left_to_ddp(self) -> bool:
-        """Whether DDP's own reducer averages at present."""
-
-    def use_messages(self, wanted: bool) -> None:
-        """Has the next steps averaged by messages, or by DDP; called between two steps."""
-
-
 class Controls:
     """One attached model, as its pilot reaches it.
 
@@ -95,11 +83,14 @@ class Controls:
         model: nn.Module,
         params: Sequence[tuple[str, Tensor]],
         progress: Progress,
-        hooks: ModuleHooks | DDPHooks | InTurn,
-        make_messages: Callable[[Plan | None], list[Message]],
+        hooks: ModuleHooks | DDPHooks | DDPInTurn,
+        make_messages: Callable[[Plan | None], list[AnyMessage]],
         overlapping: Callable[[], Overlap] | None,
     ) -> None:
-        self.model, self.params = model, dict(params)
+        self.ddp = model if isinstance(model, DistributedDataParallel) else None
+        """The DDP model around ``model``, if there is one."""
+        self.model: nn.Module = model if self.ddp is None else self.ddp.module
+        self.params = dict(params)
         self._progress, self._hooks, self._make_messages = progress, hooks, make_messages
         self._overlapping = overlapping
         self.plan: Plan | None = None
@@ -108,9 +99,7 @@ class Controls:
         self._dense_and_owed = on_hosts(_DELIVERING, self.engine.ranks_per_host)
         self._is_delivering = False
         self._flight: Flight | None = None
-        self.ddp: DistributedDataParallel | None = None
-        """The DDP model around ``model``, if there is one."""
-        self.in_turn: InTurn | None = None
+        self.in_turn = hooks if isinstance(hooks, DDPInTurn) else None
         """The hooks themselves, where DDP's own reducer averages what is dense."""
         hooks.on_end = self._step_ended
 
@@ -170,12 +159,16 @@ class Controls:
 
     def prepared(self, saved: Mapping[str, Any]) -> list[Message]:
         """Messages of the plan in force with a state that was collected under this or another."""
-        made = self._make_messages(self.plan)
+        made = self._made()
         for place in checkpoint.homeless(saved, made):
             made[place] = self._delivering(made[place])
         for message, state in zip(made, checkpoint.moved(saved, made), strict=True):
             message.state = state
         return made
+
+    def _made(self) -> list[Message]:
+        """Messages of the plan in force; a pilot has none of row-sparse gradients."""
+        return [one for one in self._make_messages(self.plan) if isinstance(one, Message)]
 
     def put(self, messages: Sequence[Message]) -> None:
         """Puts messages that were prepared in the place of the present ones."""
@@ -250,7 +243,7 @@ class Controls:
         saved = self._collected()
         made = [
             self._delivering(one) if owed else one
-            for one, owed in zip(self._make_messages(self.plan), owes, strict=True)
+            for one, owed in zip(self._made(), owes, strict=True)
         ]
         for message, state in zip(made, checkpoint.moved(saved, made), strict=True):
             message.state = state

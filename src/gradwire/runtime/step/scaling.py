@@ -35,16 +35,9 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from ...contract import Exchange, Layout
-from ...errors import InvalidSetting, invalid
+from ...errors import InvalidSetting
 from ...exchange.error_feedback import Wrapper
 from ...exchange.pair import Pair
-
-
-def check_scaler(given: Any) -> None:
-    """Raises ``InvalidSetting`` unless ``given`` is a GradScaler or None."""
-    if given is not None and not isinstance(given, GradScaler):
-        remedy = "pass the one whose scale() makes the loss"
-        raise invalid("scaler", type(given).__name__, "a torch.amp.GradScaler or None", remedy)
 
 
 def scale_of(scaler: GradScaler | None) -> float:
