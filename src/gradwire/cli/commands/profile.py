@@ -122,14 +122,7 @@ def profile(
     """
     if iterations is not None and iterations < 1:
         raise invalid("iterations", iterations, "1 or more", "write --iterations 20")
-    for option, given, beside, word in (
-        ("--batches", batches, sparsity, "--sparsity"),
-        ("--sparsifier", sparsifier, sparsity, "--sparsity"),
-        ("--set", settings or None, sparsifier, "--sparsifier dgc"),
-        ("--sparsity", sparsity or None, ":" in model, "FILE.py:function"),
-    ):
-        if given is not None and not beside:
-            raise invalid(option, given, f"given with {word}", f"write {word}")
+    _refuse_useless(batches, sparsifier, settings or None, sparsity, ":" in model)
     own = _from_file(model) if ":" in model else None
     if own is None:
         catalogue.load(model)  # or an error that lists the names
@@ -148,6 +141,20 @@ def profile(
         _draw(measured, cluster, picture, model)
     if not as_json:
         typer.echo(f"written to {out}")
+
+
+def _refuse_useless(
+    batches: object, sparsifier: object, settings: object, sparsity: bool, is_file: bool
+) -> None:
+    """Raises ``InvalidSetting`` for an option that is of no use without another one."""
+    for option, given, beside, word in (
+        ("--batches", batches, sparsity, "--sparsity"),
+        ("--sparsifier", sparsifier, sparsity, "--sparsity"),
+        ("--set", settings, sparsifier, "--sparsifier dgc"),
+        ("--sparsity", sparsity or None, is_file, "FILE.py:function"),
+    ):
+        if given is not None and not beside:
+            raise invalid(option, given, f"given with {word}", f"write {word}")
 
 
 def _together() -> AbstractContextManager[None]:
