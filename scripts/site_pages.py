@@ -16,9 +16,9 @@ import typer
 from typer.cli import get_docs_for_click
 
 from gradwire.cli.main import app_of, verbs
-from gradwire.cli.report import algorithm
 from gradwire.cli.report.table import markdown
 from gradwire.contract.registry import KINDS, names
+from gradwire_bench.report import algorithm
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = {

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.cli.report.algorithm import page
 from gradwire.contract.registry import KINDS, load, names
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.pair import Pair
+from gradwire_bench.report.algorithm import page
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]

@@ -22,8 +22,8 @@ import torch.distributed as dist
 import typer
 
 from gradwire.cli.main import app_of, verbs
-from gradwire.cli.report import algorithm
 from gradwire.contract.registry import KINDS, load, names
+from gradwire_bench.report import algorithm
 from gradwire_lab.laws.subjects import check, held_to
 from scripts.doctest_blocks import fenced
 from scripts.site_pages import COPIED, NAV, ROOT, generated, linked

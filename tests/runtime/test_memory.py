@@ -12,8 +12,8 @@ from torch import nn
 import gradwire as gw
 from gradwire.contract.registry import load
 from gradwire.contract.scratch import passing, passing_bytes
-from gradwire.planning.measure.kept_memory import bytes_an_element
 from gradwire.runtime.step.figures import KINDS
+from gradwire_bench.report.algorithm import bytes_an_element
 from tests.runtime.ranks import Ranks
 
 MOST = {

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,11 +41,6 @@ class _Held:
     state: dict[str, Any] | None = None
 
 
-class _Attached(NamedTuple):
-    handle: Handle
-    group: Any
-
-
 class FrameworkAttachment:
     """An exchange, and the handles of the DDP models that it was attached to, in their order.
 
@@ -58,10 +53,6 @@ class FrameworkAttachment:
     ) -> None:
         self._exchange, self._settings = exchange, settings
         self._held: list[_Held] = []
-
-    @property
-    def _attached(self) -> list[_Attached]:
-        return [_Attached(h.handle, h.group) for h in self._held if h.handle is not None]
 
     @property
     def handles(self) -> list[Handle]:
@@ -143,20 +134,21 @@ class FrameworkAttachment:
         warning. Raises ``InvalidSetting`` on all ranks where one cannot read its state, or only
         some of them find theirs.
         """
-        for place, held in enumerate(self._attached):
+        groups = [held.group for held in self._held if held.handle is not None]
+        for place, (handle, group) in enumerate(zip(self.handles, groups, strict=True)):
             own, damage = None, ""
             try:
-                own = _read(Path(folder), place, held.handle)
+                own = _read(Path(folder), place, handle)
             except Exception as error:  # the others would wait for this rank
                 damage = f"{type(error).__name__}: {error}"
-            told = _told(held, (own is not None, damage))
+            told = values_of_all((own is not None, damage), group)
             if bad := [f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text]:
                 raise InvalidSetting(
                     f"the state of gradwire in {folder} cannot be read ({'; '.join(bad)}); load an "
                     "undamaged checkpoint, with every rank's file in reach"
                 )
             lacking = [rank for rank, (found, _) in enumerate(told) if not found]
-            if len(lacking) == held.handle.world_size:
+            if len(lacking) == handle.world_size:
                 warn_of_no_state(folder)
             elif lacking:
                 raise InvalidSetting(
@@ -165,7 +157,7 @@ class FrameworkAttachment:
                 )
             else:
                 assert own is not None
-                held.handle.load_state_dict(own)
+                handle.load_state_dict(own)
 
 
 def _name(place: int, rank: int | str, world: int | str) -> str:
@@ -185,11 +177,6 @@ def _read(folder: Path, place: int, handle: Handle) -> dict[str, Any] | None:
 def _loaded(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = torch.load(path, weights_only=True)
     return found
-
-
-def _told(held: _Attached, own: Any) -> list[Any]:
-    """The values that all ranks of a DDP model give, in rank order."""
-    return values_of_all(own, held.group)
 
 
 def warn_of_no_state(where: object) -> None:

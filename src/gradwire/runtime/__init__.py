@@ -5,5 +5,5 @@ and the other rooms are loaded where they are asked for: ``ddp/``, ``overlap/``,
 ``elastic/``, ``local_steps/``, ``fsdp/`` and ``pilot/``. So some imports stand in functions, where
 not every step comes to them. Beside the rooms lie ``attach`` and ``handle``, what an attach checks
 (``settings``, ``refusals``, ``cautions``, ``strangers``, ``fingerprint``), and what connects a step
-to a plan that changes (``backward``, ``controls``).
+to a plan that changes (``controls``).
 """

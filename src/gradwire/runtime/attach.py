@@ -1,22 +1,18 @@
 """attach: from here on gradwire exchanges a model's gradients, under an unchanged training loop.
 
-What only some arguments ask for (a plan, newcomers, hosts, DDP) is imported where they are given.
+They are exchanged in every backward pass, as they come, by one plan or by a pilot's plans. What
+only some arguments ask for (a plan, newcomers, hosts, DDP) is imported where they are given.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 from torch.amp import GradScaler
@@ -24,44 +20,29 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..compress.none import none
 from ..contract import Compressor, Exchange
-from ..errors import invalid
-from ..kernels.build import backend
-from ..planning.default_fusion import NamedParam, matrices
-from .attachment import Attachment
-from .backward import EVERY_BACKWARD
-from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
-from .failure.integrity import DEFAULT_CHECK_EVERY
-from .failure.membership import ALONE, Membership, join
-from .failure.uncaught import leave_by_cause
-from .fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
-from .grid.dtensors import has_dtensors, refuse_other_shards, reshard, shard_of
-from .grid.shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
+from ..exchange.by_name import exchange_for
+from ..planning.default_fusion import matrices
+from .attachment import Attachment, grid_of
+from .cautions import caution
+from .failure.integrity import DEFAULT_CHECK_EVERY, Check
+from .failure.membership import Membership
+from .grid.dtensors import has_dtensors, shard_of, sharded_modules
 from .handle import Handle
-from .refusals import refuse_wrong_model, sole_ddp
-from .settings import (
-    DEFAULT_TIMEOUT,
-    Choices,
-    Settings,
-    plan_in,
-    resolve,
-    sparse_weights,
-    tables,
-    trained,
-)
-from .step.engine import Engine
-from .step.figures import Recorder
-from .step.messages import as_reals, refuse_float16
+from .refusals import mark_attached, sole_ddp
+from .settings import DEFAULT_TIMEOUT, Settings, sparse_weights
+from .step.fused import fused_messages
+from .step.hooks import ModuleHooks
 from .step.progress import Progress
-from .step.synchroniser import AnyMessage, Synchroniser
+from .step.synchroniser import AnyMessage
 from .step.wire import Group
+from .strangers import Strangers
 
 if TYPE_CHECKING:
     from ..planning.data.plan import Plan
     from .controls import Pilot
-    from .elastic.heal import Healing
-    from .elastic.rejoin import Newcomer
-    from .failure.guard import Guard
+    from .ddp.comm_hook import DDPHooks, DDPInTurn
 
 
 def attach(
@@ -109,298 +90,115 @@ def attach(
 
     Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
-    newcomer = _newcomer(rejoin, on_failure, optimizer, (group, shards, mesh))
-    grid = grid_of(model := sole_ddp(model), group, shards, mesh, timeout)
-    given = optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, scaler
-    every = guard_every, check_every, checksums, on_failure, backend
-    return attach_in(EVERY_BACKWARD, model, exchange, Choices(*given, *every), grid, newcomer)
+    newcomer = None
+    if rejoin is not None:
+        from .elastic.rejoin import Newcomer
+
+        newcomer = Newcomer(rejoin, on_failure, optimizer, (group, shards, mesh))
+    given = exchange, optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps
+    every = scaler, guard_every, check_every, checksums, on_failure, backend
+    settings = Settings(*given, *every)
+    grid = grid_of(model := sole_ddp(model), group, shards, mesh, settings)
+    return EveryBackward().attach(model, settings, grid, newcomer)
 
 
-def _newcomer(
-    rejoin: Store | None, on_failure: str, optimizer: Optimizer | None, places: tuple[object, ...]
-) -> Newcomer | None:
-    """This process as a newcomer, if it is given the store of a run."""
-    if rejoin is None:
-        return None
-    from .elastic.rejoin import Newcomer
+class EveryBackward(Attachment):
+    """Gradients are exchanged, in every backward pass."""
 
-    return Newcomer(rejoin, on_failure, optimizer, places)
+    def prepare(self) -> Mapping[str, object]:
+        return {}
 
+    def messages(self, who: Membership) -> list[AnyMessage]:
+        if isinstance(self.settings.exchange, Exchange):
+            return self._fused(self.settings.exchange, who)
+        return self._planned(self.settings.plan, who, sparse_weights(self.model))
 
-class Grid(NamedTuple):
-    """This rank's two groups: those that average with it, and those that hold the other parts.
+    def _fused(self, exchange: Exchange, who: Membership) -> list[AnyMessage]:
+        # DDP hands in zeros for parameters that this rank has not used; else ranks tell which.
+        is_ddp = isinstance(self.model, DistributedDataParallel)
+        num_flags = 0 if is_ddp else len(self.params)
+        given = self.model, self.carried, self.settings, exchange, who
+        return fused_messages(*given, num_flags=num_flags)
 
-    ``ranks`` are the numbers of the first among all ranks, ``group`` is its process group
-    (None: that of all), and ``mesh`` tells which are on one host.
-    """
+    def _planned(self, plan: Plan | None, who: Membership, sparse: set[int]) -> list[AnyMessage]:
+        """The messages of a plan; those of None, by which a pilot begins, are dense."""
+        if plan is None:
+            return self._fused(exchange_for(none()), who)
+        from .step.planned import check_for, messages_of
 
-    who: Membership
-    shards: Membership
-    mesh: DeviceMesh | str | None
-    ranks: Sequence[int]
-    group: Group | None = None
+        check_for(plan, self.carried, sparse)
+        return messages_of(plan, self.carried, sparse, who, self.settings.ranks_per_host)
 
+    def check(self) -> Check:
+        params = self.params
+        return Check(
+            self.settings.check_every, lambda names: [(n, shard_of(param)) for n, param in params]
+        )
 
-def grid_of(
-    model: nn.Module, group: Any, shards: Any, mesh: Any, timeout: timedelta = DEFAULT_TIMEOUT
-) -> Grid:
-    """This rank's place, from the groups or the mesh that a user gave."""
-    if not hasattr(Store, "clone"):  # since torch 2.8; ranks meet by it
-        remedy = "install that: pip install 'torch>=2.8'"
-        raise invalid("torch", torch.__version__, "2.8 or newer", remedy)
-    if not isinstance(timeout, timedelta):
-        timeout = DEFAULT_TIMEOUT  # what was given is refused later, when the others can be told
-    if mesh is not None and group is not None:
-        raise invalid("group", group, "None beside mesh=, whose ranks it is", "leave it out")
-    found = _group_of(model, group)
-    ranks: list[int] = []
-    if dist.is_initialized():
-        ranks = dist.get_process_group_ranks(found or dist.group.WORLD)
-    if mesh is None:
-        return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks, found)
-    from .grid.hosts import join_mesh
+    def caution(self) -> None:
+        caution(self.model, self.params, self.settings)
 
-    return Grid(join_mesh(mesh, found, shards, timeout), ALONE, mesh, ranks, found)
+    def hook(self, progress: Progress, undo: ExitStack) -> Handle:
+        """Whoever is made here knows those made before it, and none made after."""
+        model, params, settings = self.model, self.params, self.settings
+        undo.callback(mark_attached(model, params))
+        strangers = Strangers(model, progress.give_up)
+        undo.callback(strangers.remove)
+        hooks = controls = cut = buckets = None
+        if isinstance(model, DistributedDataParallel):
+            buckets = self._buckets(model, progress, undo)
+        else:
+            overlap, optimizer = None, settings.optimizer
+            if optimizer is not None and not isinstance(settings.exchange, Exchange):
+                from .overlap.overlap import Overlap  # a plan may overlap the next forward pass
 
+                cut = partial(Overlap, model, params, optimizer, progress)
+                if settings.overlaps and not has_dtensors(params):
+                    overlap = cut()
+                    undo.callback(overlap.detach)
+            hooks = ModuleHooks(progress, params, overlap, strangers)
+            hooks.ends_behind_others = bool(sharded_modules(model))
+            undo.callback(hooks.remove)
+        if (pilot := settings.pilot) is not None:
+            from .controls import Controls
 
-def attach_in(
-    way: Attachment,
-    model: nn.Module,
-    exchange: Any,
-    choices: Choices,
-    grid: Grid,
-    newcomer: Newcomer | None = None,
-) -> Handle:
-    """Checks the arguments, agrees with the other ranks and connects.
+            served = hooks or buckets
+            assert served is not None, "a DDP model that is left to DDP has no pilot"
+            made = partial(self._planned, who=progress.synchroniser.engine.who, sparse=set())
+            controls = Controls(model, params, progress, served, made, cut)
+            undo.callback(controls.end)
+            controls.begin(pilot)
+        handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
+        handle.enter_model()
+        if hooks is not None and settings.on_failure == "shrink":
+            from .failure.shrink import Shrinking
 
-    A rank that refuses tells the others, so that none waits. A ``newcomer`` agrees with a run.
-    """
-    who, shards, mesh, ranks, _ = grid
-    leave_by_cause()
-    try:
-        reshard(model)
-        refuse_wrong_model(model)
-        refuse_other_shards(model, ranks, mesh)
-        settings = Settings(resolve(exchange), _ranks_per_host(mesh, who), *choices)
-        params, held = _params(model, settings)
-        special = way.prepare(model, params, settings)
-        _refuse_pilot_among_shards(settings, shards, params)
-        own = _fingerprint(model, held, settings, shards, special)
-        backend()  # Builds kernels that no run has built yet: now, not inside the first step.
-        told = json.dumps(own)
-        if newcomer is not None:
-            who = newcomer.ask(own, settings.timeout)
-        messages = way.messages(model, [one for one in held if one[1].numel()], settings, who)
-        refuse_float16(messages, settings.scaler)
-        own[NETWORK] = network_of(messages)
-    except Exception as error:
-        post_refusal(who, error)
-        post_refusal(shards, error)
-        raise
-    try:
-        networks = agree(who, own, settings.timeout) if newcomer is None else None
-    except Exception as error:
-        post_refusal(shards, error)
-        raise
-    agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
-    grid, healing = grid._replace(who=who), None
-    if settings.on_failure == "shrink":
-        from .elastic.heal import Healing
+            hooks.shrinking = Shrinking(handle, progress, params, self.messages, undo)
+        if buckets is not None and isinstance(model, DistributedDataParallel):
+            from .elastic.join import refuse_fewer
 
-        shared = partial(_shared, model, held, settings)
-        healing = Healing(shared, settings.optimizer, settings.scaler, settings.timeout, told)
-    return _connect(way, grid, model, params, held, settings, messages, networks, healing, newcomer)
+            undo.callback(refuse_fewer(model))
+        return handle
 
+    def _buckets(
+        self, model: DistributedDataParallel, progress: Progress, undo: ExitStack
+    ) -> DDPHooks | DDPInTurn | None:
+        """The hooks of a DDP model that has messages, or may come to have some; else None."""
+        from .ddp.comm_hook import DDPInTurn, serve_hook
+        from .ddp.reducer import count_steps
 
-def _ranks_per_host(mesh: Any, who: Membership) -> int:
-    """The number of ranks on each host, which a mesh tells."""
-    if mesh is None:
-        return 1
-    from .grid.hosts import ranks_per_host
-
-    return ranks_per_host(mesh, who)
-
-
-def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
-    """The process group that the exchanges are to run in."""
-    found: Group | None = one_dimension("group", group, "data-parallel", 0)
-    if isinstance(model, DistributedDataParallel):
-        if found is not None:
-            raise invalid("group", found, "None for a DDP model", "DDP's own group is used")
-        found = model.process_group
-    if dist.is_initialized() and dist.get_rank(found) < 0:
-        raise outside_of("group")
-    return found
-
-
-def _params(model: nn.Module, settings: Settings) -> tuple[list[NamedParam], list[NamedParam]]:
-    """The parameters that are exchanged, and what this rank holds of them.
-
-    Raises where a plan cannot be carried out for these.
-    """
-    params = trained(model)
-    held = [(name, as_reals(shard_of(param))) for name, param in params]
-    if (plan := settings.plan) is not None:
-        from .step.planned import check_for
-
-        check_for(plan, held, sparse_weights(model))
-    return params, held
-
-
-def _connect(
-    way: Attachment,
-    grid: Grid,
-    model: nn.Module,
-    params: list[NamedParam],
-    held: list[NamedParam],
-    settings: Settings,
-    messages: list[AnyMessage],
-    networks: Sequence[OwnNetwork] | None,
-    healing: Healing | None,
-    newcomer: Newcomer | None,
-) -> Handle:
-    """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
-    undo, recorder = ExitStack(), Recorder(settings.trace_steps)
-    engine_of = partial(
-        Engine,
-        num_channels=_num_channels(model, settings, messages),
-        timeout=settings.timeout,
-        on_span=recorder.add,
-        shards=grid.shards,
-        ranks_per_host=settings.ranks_per_host,
-        checksums=settings.checksums,
-    )
-    engine = (
-        engine_of(grid.who) if newcomer is None else newcomer.enter(engine_of, healing, messages)
-    )
-    undo.callback(engine.close)
-    try:
-        serves = AFTER_A_CHANGE
-        if networks is not None:
-            serves = connect(engine, settings.backend, networks, messages)
-        if not newcomer and engine.world > 1 and not isinstance(model, DistributedDataParallel):
-            engine.broadcast(_shared(model, held, settings))
-        way.caution(model, params, settings)
-        check = way.check(params, settings)
-        synchroniser = Synchroniser(engine, messages, dict(held), check)
-        progress = Progress(synchroniser, recorder, params, settings.scaler, _guard(settings))
-        progress.healing, progress.newcomer = healing, newcomer
-        handle = way.hook(model, params, settings, progress, undo)
-        handle.backend = serves
-        of_all = dist.group.WORLD if dist.is_initialized() else None
-        handle.group = newcomer.group if newcomer else grid.group or of_all
-    except BaseException:
-        undo.close()
-        raise
-    # A model that is dropped without detach takes its threads with it, once its messages are done.
-    weakref.finalize(handle, engine.finish_and_close)
-    return handle
-
-
-def _guard(settings: Settings) -> Guard | None:
-    """The comparisons of means with dense ones, if they are asked for."""
-    if settings.guard_every is None:
-        return None
-    from .failure.guard import Guard
-
-    return Guard(settings.guard_every)
-
-
-def _num_channels(model: nn.Module, settings: Settings, messages: list[AnyMessage]) -> int:
-    """The channels of this model's messages; none where DDP's own reducer averages."""
-    if isinstance(model, DistributedDataParallel):
-        from .ddp.reducer import is_left_to_ddp
-
-        if is_left_to_ddp(model, settings, messages):
-            return 0
-    return settings.channels
-
-
-def _shared(model: nn.Module, held: list[NamedParam], settings: Settings) -> list[Tensor]:
-    """Every tensor that ranks must share, as they hold it."""
-    return [tensor for _, tensor, _ in _tensors(model, held, settings)]
-
-
-def _tensors(
-    model: nn.Module, held: list[NamedParam], settings: Settings
-) -> list[tuple[str, Tensor, str]]:
-    """Every tensor that ranks must share, as they hold it, its name and how it is treated."""
-    sparse = sparse_weights(model)
-
-    def how(name: str, param: Tensor) -> str:
-        if id(param) in sparse:
-            return "sparse"
-        return "compressed" if settings.compress_if(name, param) else "uncompressed"
-
-    tensors = [(name, p, how(name, p)) for name, p in held]
-    if not isinstance(model, DistributedDataParallel):
-        frozen: list[NamedParam] = [
-            (name, p) for name, p in model.named_parameters() if not p.requires_grad
-        ]
-        tensors += [(name, as_reals(shard_of(p)), "frozen") for name, p in frozen]
-        buffers = model.named_buffers()
-        tensors += [(name, as_reals(shard_of(b)), "buffer") for name, b in buffers]
-    return tensors
-
-
-def _fingerprint(
-    model: nn.Module,
-    held: list[NamedParam],
-    settings: Settings,
-    shards: Membership,
-    special: Mapping[str, object],
-) -> Fingerprint:
-    is_ddp = isinstance(model, DistributedDataParallel)
-    shared: dict[str, object] = {
-        "exchange": _digest(settings.exchange),
-        "bucket_cap_mb": settings.bucket_cap_mb,
-        "num_channels": settings.channels,
-        "backend": settings.backend,
-        "may be left to DDP": not settings.asks_for_messages,
-        "model": "DistributedDataParallel" if is_ddp else "nn.Module",
-        "shards": place_in(shards, model),
-        "ranks per host": settings.ranks_per_host,
-        "scaler": None if settings.scaler is None else "given",
-        "guard_every": settings.guard_every,
-        "check_every": settings.check_every,
-        "checksums": settings.checksums,
-        "on_failure": settings.on_failure,
-        "optimizer": settings.on_failure == "shrink" and type(settings.optimizer).__name__,
-        **special,
-    }
-    if settings.plan is None:
-        widths = tables(model)
-        shared["embeddings' tables"] = [name for name, p in held if id(p) in widths]
-    if _same_threads(settings.exchange):
-        shared["torch.get_num_threads()"] = torch.get_num_threads()
-    return fingerprint(_tensors(model, held, settings), shared)
-
-
-def _same_threads(exchange: Exchange | Plan | Pilot) -> bool:
-    if isinstance(exchange, Exchange):
-        return exchange.same_threads
-    if (plan := plan_in(exchange)) is None:
-        return True  # as what a pilot may choose asks for
-    from ..planning.exchanges import exchanges_of
-
-    return any(one.same_threads for one in exchanges_of(plan).values())
-
-
-def _digest(exchange: Exchange | Plan | Pilot) -> object:
-    """The value that ranks compare for an exchange: a digest for a plan, which may be long."""
-    if (plan := plan_in(exchange)) is None:
-        return exchange
-    text = hashlib.sha256(plan.to_json().encode()).hexdigest()
-    return f"plan of {plan.planner} for {plan.model}, SHA-256 {text[:16]}"
-
-
-def _refuse_pilot_among_shards(
-    settings: Settings, shards: Membership, params: list[NamedParam]
-) -> None:
-    if settings.pilot is None:
-        return
-    name, remedy = repr(settings.exchange), "attach an exchange, or a plan, instead"
-    if shards.world > 1:
-        raise invalid("shards", shards.world, f"None beside {name}", remedy)
-    if has_dtensors(params):
-        raise invalid("model", "one of DTensors", f"plain parameters beside {name}", remedy)
+        settings, params = self.settings, self.params
+        if self.is_left_to_ddp(progress.synchroniser.messages):
+            undo.callback(count_steps(progress, model, params))
+            return None
+        is_flat = settings.ranks_per_host == 1 and not settings.asks_for_messages
+        # A static graph gives its gradients to DDP late, and in the first step once more.
+        takes_turns = settings.pilot is not None and is_flat and not model.static_graph
+        hooks: DDPHooks | DDPInTurn
+        if takes_turns:
+            count = partial(count_steps, progress, model, params)
+            hooks = DDPInTurn(progress, model, params, count)
+        else:
+            hooks = serve_hook(progress, model, params)
+        undo.callback(hooks.remove)
+        return hooks

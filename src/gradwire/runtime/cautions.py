@@ -24,14 +24,9 @@ def caution(model: nn.Module, params: list[NamedParam], settings: Settings) -> N
     _warn_of_another_way(model, params, settings)
 
 
-def overlaps(settings: Settings) -> bool:
-    """Whether a plan asks that the next forward pass be overlapped."""
-    return settings.plan is not None and settings.plan.overlap_forward
-
-
 def _warn_of_no_overlap(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
     """Warns where a plan that overlaps the next forward pass is carried out without overlap."""
-    if not overlaps(settings):
+    if not settings.overlaps:
         return
     if isinstance(model, DistributedDataParallel):
         why = "DDP's backward() waits for all gradients; attach the plain module to overlap it"

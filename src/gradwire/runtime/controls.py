@@ -38,6 +38,7 @@ from .step.engine import Engine
 from .step.hooks import ModuleHooks
 from .step.messages import Message, ParamRange
 from .step.progress import Progress
+from .step.synchroniser import AnyMessage
 
 _DELIVERING = with_error_feedback(exchange_for(none()))
 
@@ -82,10 +83,13 @@ class Controls:
         params: Sequence[tuple[str, Tensor]],
         progress: Progress,
         hooks: ModuleHooks | DDPHooks | DDPInTurn,
-        make_messages: Callable[[Plan | None], list[Message]],
+        make_messages: Callable[[Plan | None], list[AnyMessage]],
         overlapping: Callable[[], Overlap] | None,
     ) -> None:
-        self.model, self.params = model, dict(params)
+        self.ddp = model if isinstance(model, DistributedDataParallel) else None
+        """The DDP model around ``model``, if there is one."""
+        self.model: nn.Module = model if self.ddp is None else self.ddp.module
+        self.params = dict(params)
         self._progress, self._hooks, self._make_messages = progress, hooks, make_messages
         self._overlapping = overlapping
         self.plan: Plan | None = None
@@ -94,9 +98,7 @@ class Controls:
         self._dense_and_owed = on_hosts(_DELIVERING, self.engine.ranks_per_host)
         self._is_delivering = False
         self._flight: Flight | None = None
-        self.ddp: DistributedDataParallel | None = None
-        """The DDP model around ``model``, if there is one."""
-        self.in_turn: DDPInTurn | None = None
+        self.in_turn = hooks if isinstance(hooks, DDPInTurn) else None
         """The hooks themselves, where DDP's own reducer averages what is dense."""
         hooks.on_end = self._step_ended
 
@@ -154,7 +156,7 @@ class Controls:
 
         Those at the places ``delivering`` deliver residuals first; by default all that have to.
         """
-        made = self._make_messages(self.plan)
+        made = [one for one in self._make_messages(self.plan) if isinstance(one, Message)]
         for place in checkpoint.homeless(saved, made) if delivering is None else delivering:
             made[place] = self._delivering(made[place])
         checkpoint.move(saved, made)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
@@ -23,97 +24,61 @@ from ..exchange.by_name import exchange_for
 from ..planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
 from .device.backends import BACKENDS
 from .failure.integrity import DEFAULT_CHECK_EVERY
-from .step.messages import check_scaler, refuse_complex
+from .grid.dtensors import has_dtensors
+from .step.messages import refuse_complex
 
 if TYPE_CHECKING:
     from ..planning.data.plan import Plan
     from .controls import Pilot
+    from .failure.membership import Membership
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 
-class Choices(NamedTuple):
-    """The arguments of ``attach`` beside model, exchange and groups, not checked yet."""
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of ``attach``, as they are given; ``checked`` refuses what cannot be used."""
 
-    optimizer: Optimizer | None
-    bucket_cap_mb: float | None
-    num_channels: int | None
-    compress_if: Callable[[str, Tensor], bool]
-    timeout: timedelta
-    trace_steps: int
-    scaler: GradScaler | None
+    exchange: Any
+    """An Exchange, a Plan or a Pilot, once it is checked."""
+    optimizer: Optimizer | None = None
+    bucket_cap_mb: float | None = None
+    num_channels: int | None = None
+    compress_if: Callable[[str, Tensor], bool] = matrices
+    timeout: timedelta = DEFAULT_TIMEOUT
+    trace_steps: int = 4
+    scaler: GradScaler | None = None
     guard_every: int | None = None
     check_every: int | None = DEFAULT_CHECK_EVERY
     checksums: bool = False
     on_failure: str = "end"
     backend: str = "auto"
+    ranks_per_host: int = 1
 
+    def checked(self, mesh: Any, who: Membership) -> Settings:
+        """The same with the exchange resolved; raises ``InvalidSetting`` for what is wrong."""
+        exchange, ranks_per_host = resolve(self.exchange), 1
+        if mesh is not None:
+            from .grid import hosts
 
-@dataclass(frozen=True)
-class Settings:
-    """The arguments of ``attach``; raises ``InvalidSetting`` for any that cannot be used."""
-
-    exchange: Exchange | Plan | Pilot
-    ranks_per_host: int
-    optimizer: Optimizer | None
-    bucket_cap_mb: float | None
-    num_channels: int | None
-    compress_if: Callable[[str, Tensor], bool]
-    timeout: timedelta
-    trace_steps: int
-    scaler: GradScaler | None
-    guard_every: int | None
-    check_every: int | None
-    checksums: bool
-    on_failure: str
-    backend: str
-
-    def __post_init__(self) -> None:
-        cap = self.bucket_cap_mb
-        if cap is not None and not (isinstance(cap, int | float) and 0 < cap < math.inf):
-            raise invalid("bucket_cap_mb", cap, "a positive number or None", "leave it out")
-        for name, least in (("num_channels", 1), ("trace_steps", 0)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise invalid(name, value, f"an integer of at least {least}", "write 4")
-        if not isinstance(self.exchange, Exchange):
-            self._refuse_what_plans_decide()
-        if self.optimizer is not None and not isinstance(self.optimizer, Optimizer):
-            kind = type(self.optimizer).__name__
-            raise invalid("optimizer", kind, "a torch.optim.Optimizer or None", "pass yours")
-        check_scaler(self.scaler)
+            ranks_per_host = hosts.ranks_per_host(mesh, who)
+        for name, (is_right, accepted, remedy) in _ACCEPTED.items():
+            if not is_right(value := getattr(self, name)):
+                given = type(value).__name__ if name in ("optimizer", "scaler") else value
+                raise invalid(name, given, accepted, remedy)
         if self.guard_every is not None:
             from .failure.guard import refuse_no_gradients
 
             check_whole("guard_every", self.guard_every, "leave it out")
-            refuse_no_gradients(self.exchange)
+            refuse_no_gradients(exchange)
         if self.check_every is not None:
             check_whole("check_every", self.check_every, "write None for no checks")
-        if not isinstance(self.checksums, bool):
-            raise invalid("checksums", self.checksums, "True or False", "leave it out")
-        if self.on_failure not in ("end", "shrink"):
-            remedy = "write 'shrink' for going on without lost ranks"
-            raise invalid("on_failure", self.on_failure, "'end' or 'shrink'", remedy)
-        if self.backend not in BACKENDS:
-            raise invalid("backend", self.backend, "'auto', 'gloo' or 'nccl'", "leave it out")
-        if not callable(self.compress_if):
-            raise invalid(
-                "compress_if", self.compress_if, "a function of name and parameter", "leave it out"
-            )
-        if not isinstance(self.timeout, timedelta) or self.timeout <= timedelta(0):
-            raise invalid(
-                "timeout", self.timeout, "a positive timedelta", "write timedelta(minutes=5)"
-            )
+        return replace(self, exchange=exchange, ranks_per_host=ranks_per_host)
 
-    def _refuse_what_plans_decide(self) -> None:
-        given = {
-            "bucket_cap_mb": self.bucket_cap_mb,
-            "num_channels": self.num_channels,
-            "compress_if": None if self.compress_if is matrices else self.compress_if,
-        }
-        for name, value in given.items():
-            if value is not None:
-                raise invalid(name, value, "None beside a plan, which decides it", "leave it out")
+    @property
+    def patience(self) -> timedelta:
+        """The time-out, or the default where none was given that could be used."""
+        return self.timeout if isinstance(self.timeout, timedelta) else DEFAULT_TIMEOUT
 
     @property
     def plan(self) -> Plan | None:
@@ -124,6 +89,11 @@ class Settings:
     def pilot(self) -> Pilot | None:
         """The pilot that was given in the place of an exchange."""
         return pilot_in(self.exchange)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a plan asks that the next forward pass be overlapped."""
+        return self.plan is not None and self.plan.overlap_forward
 
     @property
     def asks_for_messages(self) -> bool:
@@ -138,6 +108,80 @@ class Settings:
         if (plan := self.plan) is not None:
             return min(plan.credit, max(1, len(plan.messages)))
         return DEFAULT_CHANNELS if self.num_channels is None else self.num_channels
+
+
+def _is_cap(given: Any) -> bool:
+    return given is None or (isinstance(given, int | float) and 0 < given < math.inf)
+
+
+def _is_whole(least: int) -> Callable[[Any], bool]:
+    return lambda given: given is None or (isinstance(given, int) and given >= least)
+
+
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda given: given is None or isinstance(given, kind)
+
+
+def _lasts(given: Any) -> bool:
+    return isinstance(given, timedelta) and given > timedelta(0)
+
+
+_SHRINK = "write 'shrink' for going on without lost ranks"
+_ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
+    "bucket_cap_mb": (_is_cap, "a positive number or None", "leave it out"),
+    "num_channels": (_is_whole(1), "an integer of at least 1", "write 4"),
+    "trace_steps": (_is_whole(0), "an integer of at least 0", "write 4"),
+    "optimizer": (_is(Optimizer), "a torch.optim.Optimizer or None", "pass yours"),
+    "scaler": (_is(GradScaler), "a torch.amp.GradScaler or None", "pass the loss's own"),
+    "checksums": (_is(bool), "True or False", "leave it out"),
+    "on_failure": (("end", "shrink").__contains__, "'end' or 'shrink'", _SHRINK),
+    "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
+    "compress_if": (callable, "a function of name and parameter", "leave it out"),
+    "timeout": (_lasts, "a positive timedelta", "write timedelta(minutes=5)"),
+}
+"""The values that each setting may have, and the remedy where it has another one."""
+
+
+def refuse_pairs(
+    model: nn.Module, params: Sequence[NamedParam], settings: Settings, num_shards: int
+) -> None:
+    """Raises ``InvalidSetting`` for two features that do not go together: all pairs stand here."""
+    has_plan, sparse = not isinstance(settings.exchange, Exchange), sparse_weights(model)
+    rows = [name for name, param in params if id(param) in sparse]
+    half = [name for name, param in params if param.dtype == torch.float16 and settings.scaler]
+    first, auto = "".join(rows[:1]), repr(settings.exchange)
+    overlaps = settings.overlaps and settings.optimizer is not None
+    decided: dict[str, Any] = {
+        "bucket_cap_mb": settings.bucket_cap_mb,
+        "num_channels": settings.num_channels,
+        "compress_if": None if settings.compress_if is matrices else settings.compress_if,
+    }
+    for name, value in decided.items():
+        if has_plan and value is not None:
+            raise invalid(name, value, "None beside a plan, which decides it", "leave it out")
+    for is_one, what, given, accepted, remedy in (
+        (num_shards > 1, "shards", num_shards, "None beside", _INSTEAD),
+        (has_dtensors(params), "model", "one of DTensors", "plain parameters beside", _INSTEAD),
+        (rows, f"the embedding of {first}", "sparse=True", "sparse=False beside", _INSTEAD),
+        (half, "scaler", "one beside parameters in float16", "None beside", _IN_FULL),
+    ):
+        if settings.pilot is not None and is_one:
+            raise invalid(what, given, f"{accepted} {auto}", remedy)
+    for is_one, accepted in (
+        (isinstance(model, DistributedDataParallel), "a DDP model, whose own connections break"),
+        (settings.ranks_per_host > 1, "hosts of several ranks, which hold shares"),
+        (has_dtensors(params), "sharded layers (FSDP), of which a lost rank holds a part"),
+        (num_shards > 1, "shards=, of which a lost rank holds some"),
+        (settings.pilot is not None, "'auto', whose plan is of all ranks"),
+        (overlaps, "a plan that overlaps the next forward pass: its updates cannot be undone"),
+    ):
+        if settings.on_failure == "shrink" and is_one:
+            remedy = "leave on_failure out, and go on from a checkpoint"
+            raise invalid("on_failure", "shrink", f"'end' beside {accepted}", remedy)
+
+
+_INSTEAD = "attach an exchange, or a plan, instead"
+_IN_FULL = "keep parameters in float32 and compute in autocast, or attach 'none' or 'cast16'"
 
 
 def plan_in(given: object) -> Plan | None:

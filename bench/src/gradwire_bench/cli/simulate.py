@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.commands._inputs import RANKS, RATE, read_cluster, read_ranks, read_rates
+from gradwire.cli.commands._inputs import RANKS, RATE, read_cluster
 from gradwire.cli.report.output import emit, progress
 from gradwire.contract.registry import load, names
 from gradwire.contract.trace.chrome import save_chrome
 from gradwire.contract.trace.span import Trace
-from gradwire.contract.units import format_rate, ratio
+from gradwire.contract.units import format_rate, parse_rate, ratio
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.planning.catalogue import load_or_read
 from gradwire.planning.data.cluster import Cluster
@@ -79,6 +79,31 @@ def simulate(
         timeline.draw(cases[0].timelines, picture, title=cases[0].title)
     if speedups is not None:
         draw_speedups(rows, speedups)
+
+
+def read_ranks(text: str | None) -> list[int | None]:
+    """Numbers of ranks such as ``8,16,32``; [None] where none is given.
+
+    >>> read_ranks("8, 16"), read_ranks(None)
+    ([8, 16], [None])
+    """
+    if text is None:
+        return [None]
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        accepted = "whole numbers, 1 or more, with commas between them"
+        raise invalid("ranks", text, accepted, "write --ranks 8,16,32")
+    return [int(word) for word in words]
+
+
+def read_rates(text: str | None) -> list[str | None]:
+    """Link rates such as ``1gbit,10gbit``, each checked; [None] where none is given."""
+    if text is None:
+        return [None]
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        parse_rate(word)
+    return [*words]
 
 
 CASE_KEYS = ("model", "num_ranks", "rate_bytes_per_s")

@@ -33,7 +33,7 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
 from gradwire.planning.data.plan import Chunk, Plan, PlannedMessage
-from gradwire.runtime import attach as attach_module
+from gradwire.runtime import attachment
 from gradwire.runtime.attach import attach
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.handle import Handle
@@ -243,7 +243,7 @@ class _Training:
 
 
 _PLACES: dict[str, tuple[Any, str]] = {
-    "agree": (attach_module, "agree"),
+    "agree": (attachment, "agree"),
     "connect": (engine, "open_channels"),
     "broadcast": (engine, "broadcast_all"),
 }

@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-import gradwire.runtime.attach as attaching
 from gradwire.compress.int8 import int8
 from gradwire.compress.none import none
 from gradwire.compress.powersgd import powersgd
@@ -33,9 +33,10 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.planner.usbyte import usbyte
+from gradwire.runtime.attachment import Attachment
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.settings import trained
+from gradwire.runtime.settings import Settings, trained
 from gradwire.runtime.step import wire
 from gradwire.runtime.step.messages import as_reals
 
@@ -139,16 +140,17 @@ def _of_torchrun(task: ProgramRun, rank: int) -> dict[str, str]:
 def _take_over(cell: str) -> list[Handle]:
     """Has every attach take the cell's exchange; returns the list that its handles come into."""
     handles: list[Handle] = []
-    attach_in = attaching.attach_in
+    attach = Attachment.attach
 
     def swapped(
-        way: Any, model: nn.Module, exchange: Any, choices: Any, grid: Any, newcomer: Any = None
+        self: Attachment, model: nn.Module, settings: Settings, grid: Any, newcomer: Any = None
     ) -> Handle:
         exchange = plan_of(model, grid.who.world) if cell == PLAN else EXCHANGES[cell]
-        handles.append(attach_in(way, model, exchange, choices, grid, newcomer))
+        settings = replace(settings, exchange=exchange)
+        handles.append(attach(self, model, settings, grid, newcomer))
         return handles[-1]
 
-    attaching.attach_in = swapped
+    Attachment.attach = swapped  # type: ignore[method-assign]
     return handles
 
 

@@ -1,4 +1,4 @@
-"""Inputs of several verbs: a model, a cluster, lists of figures, settings of a planner."""
+"""Inputs of several verbs: a cluster, settings of a planner."""
 
 from __future__ import annotations
 
@@ -32,31 +32,6 @@ def read_cluster(path: Path | None, num_ranks: int | None, rate: str | None) -> 
     if num_ranks is None and rate_bytes_per_s is None:
         return cluster
     return cluster.scaled(num_ranks=num_ranks, rate_bytes_per_s=rate_bytes_per_s)
-
-
-def read_ranks(text: str | None) -> list[int | None]:
-    """Numbers of ranks such as ``8,16,32``; [None] where none is given.
-
-    >>> read_ranks("8, 16"), read_ranks(None)
-    ([8, 16], [None])
-    """
-    if text is None:
-        return [None]
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        accepted = "whole numbers, 1 or more, with commas between them"
-        raise invalid("ranks", text, accepted, "write --ranks 8,16,32")
-    return [int(word) for word in words]
-
-
-def read_rates(text: str | None) -> list[str | None]:
-    """Link rates such as ``1gbit,10gbit``, each checked; [None] where none is given."""
-    if text is None:
-        return [None]
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        parse_rate(word)
-    return [*words]
 
 
 def read_settings(given: Sequence[str]) -> dict[str, object]:

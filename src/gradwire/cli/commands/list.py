@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import dataclasses
+import importlib
+import inspect
+from enum import Enum
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
 
-from ...errors import UnknownName
-from ..report import algorithm
+from ...contract import Compressor
+from ...contract.registry import KINDS, extension, homes, load, names
+from ...errors import NotInstalled, UnknownName
+from ...exchange.pair import suited
 from ..report.output import emit
+from ..report.table import Row
 
 app = typer.Typer()
 
@@ -24,46 +28,86 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what there is of each kind, or the page of one algorithm."""
-    from ...contract.registry import KINDS, names
-
     every = [(kind, name) for kind in KINDS for name in names(kind)]
     chosen = [one for one in every if what in (None, *one)]
     if not chosen:
         raise UnknownName("kind or algorithm", what, {*KINDS, *(name for _, name in every)})
-    rows = [_row(*one) for one in chosen]
-    if what is None or what in KINDS:
-        emit("list", rows, as_json=json, title="gradwire list")
-        return
-    pages = [algorithm.page(*one, _measured()) for one in chosen]
-    if json:
-        rows = [row | {"page": page} for row, page in zip(rows, pages, strict=True)]
-        emit("list", rows, as_json=True, title="")
-        return
-    console = Console()
-    for page in pages:
-        console.print(Markdown(page)) if console.is_terminal else print(page)
+    rows, notes = [_row(*one) for one in chosen], []
+    if what is not None and what not in KINDS:
+        try:
+            extension("pages").show(chosen, rows, as_json=json)
+            return
+        except NotInstalled as error:
+            notes.append(f"Its page: {error}")
+    emit("list", rows, as_json=json, title="gradwire list", notes=notes)
 
 
-def _row(kind: str, name: str) -> dict[str, object]:
-    from ...contract.registry import KINDS, homes, load
-
+def _row(kind: str, name: str) -> Row:
     made = load(kind, name)
-    row: dict[str, object] = {
+    row: Row = {
         "name": name,
         "kind": KINDS[kind].word,
         "package": homes(kind)[name].distribution,
-        "description": algorithm.description(kind, name),
-        "settings": algorithm.settings(made),
-        "traits": algorithm.traits(made),
+        "description": description(kind, name),
+        "settings": settings(made),
+        "traits": traits(made),
     }
     if kind == "compress":
-        row["exchange"] = algorithm.exchange(made())
+        row["exchange"] = exchange(made())
     return row
 
 
-def _measured() -> str | None:
-    """The page of measurements, which is in a checkout and in no wheel."""
-    source = Path(__file__).resolve().parents[3]
-    path = source.parent / "docs" / "measured.md"
-    is_there = source.name == "src" and path.is_file()
-    return path.read_text(encoding="utf-8") if is_there else None
+def description(kind: str, name: str) -> str:
+    """The first line of an algorithm's file, without its own name before it and the period."""
+    line = docstring(kind, name).partition("\n")[0].rstrip(".")
+    head, colon, rest = line.partition(": ")
+    return rest if colon and len(head) <= 2 * len(name) + 8 else line
+
+
+def docstring(kind: str, name: str) -> str:
+    """The header of an algorithm's file."""
+    return inspect.getdoc(importlib.import_module(homes(kind)[name].module)) or ""
+
+
+def settings(algorithm: Any) -> list[str]:
+    """The settings that are given by keyword: fields of a compressor, arguments of a planner."""
+    made = {
+        field.name: field.default_factory()
+        for field in (dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ())
+        if field.default_factory is not dataclasses.MISSING
+    }
+    return [
+        p.name
+        if p.default is p.empty
+        else f"{p.name}={made.get(p.name, p.default)}".replace("=torch.", "=")
+        for p in inspect.signature(algorithm).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+    ]
+
+
+def traits(algorithm: Any) -> list[str]:
+    """A compressor's promises, or a collective's needs of one, as words."""
+    promised, needed = getattr(algorithm, "traits", None), getattr(algorithm, "needs", None)
+    if promised is not None:
+        return _words(promised)
+    return [f"needs {word}" for word in _words(needed)] if needed is not None else []
+
+
+def exchange(algorithm: Any) -> str:
+    """The exchange that an algorithm gets when it is given alone."""
+    is_codec = isinstance(algorithm, Compressor)
+    name = type(suited(algorithm)).__name__ if is_codec else "its own"
+    return f"{name} + error feedback" if algorithm.traits.error_feedback else name
+
+
+def _words(declared: Any) -> list[str]:
+    words: list[str] = []
+    for field in dataclasses.fields(declared):
+        value = getattr(declared, field.name)
+        if isinstance(value, Enum):
+            words.append(str(value.value))
+        elif value is True:
+            words.append(field.name.replace("_", " "))
+        elif value and field.name == "layouts":
+            words.append(" or ".join(layout.value for layout in value))
+    return words

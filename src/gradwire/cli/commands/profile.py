@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,51 +42,23 @@ SparsifierSettings = Annotated[
 SHOWN_RANKS = (2, 8, 32, 128)
 
 
-@dataclass(frozen=True)
-class SparsityAsked:
-    """The options of ``gradwire profile`` that are about sparsity."""
-
-    wanted: bool
-    batches: int | None = None
-    sparsifier: str | None = None
-    settings: dict[str, object] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls, wanted: bool, batches: int | None, sparsifier: str | None, given: list[str] | None
-    ) -> SparsityAsked:
-        """Raises ``InvalidSetting`` for an option that is of no use without another one."""
-        for option, value in (("--batches", batches), ("--sparsifier", sparsifier)):
-            if value is not None and not wanted:
-                raise invalid(option, value, "given with --sparsity", "write --sparsity")
-        if given and sparsifier is None:
-            accepted = "a setting of the sparsifier"
-            raise invalid("--set", given[0], accepted, "write --sparsifier dgc")
-        return cls(wanted, batches, sparsifier, read_settings(given or ()))
-
-    def refuse(self, name: str) -> None:
-        """Refuses --sparsity for a model of the catalogue, which nobody can run."""
-        if self.wanted:
-            accepted = "given with FILE.py:function"
-            raise invalid("--sparsity", name, accepted, "write your model's file")
-
-    def measure(self, model: nn.Module, step: Callable[[], object]) -> SparsityProfile:
-        """Measures among torchrun's ranks or in this process with batches as ranks."""
-        zeros = extension("zeros")
-        total = zeros.NUM_GRADIENTS if self.batches is None else self.batches
-        is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
-        with progress("looking for zeros", total=total) as advance:
-            found: SparsityProfile = (
-                zeros.measure_group_sparsity if is_launched else zeros.measure_sparsity
-            )(
-                model,
-                step,
-                num_gradients=self.batches,
-                compressor=self.sparsifier,
-                settings=self.settings,
-                advance=advance,
-            )
-        return found
+def _sparsity(
+    batches: int | None,
+    sparsifier: str | None,
+    settings: dict[str, object],
+    model: nn.Module,
+    step: Callable[[], object],
+) -> SparsityProfile:
+    """Measures among torchrun's ranks, or in this process with batches as ranks."""
+    asked: dict[str, Any] = {"compressor": sparsifier, "settings": settings}
+    zeros = extension("zeros")
+    is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    measure = zeros.measure_group_sparsity if is_launched else zeros.measure_sparsity
+    with progress("looking for zeros", total=batches or zeros.NUM_GRADIENTS) as advance:
+        found: SparsityProfile = measure(
+            model, step, num_gradients=batches, advance=advance, **asked
+        )
+    return found
 
 
 def sparsity_rows(sparsity: SparsityProfile) -> list[Row]:
@@ -153,14 +124,16 @@ def profile(
     """
     if iterations is not None and iterations < 1:
         raise invalid("iterations", iterations, "1 or more", "write --iterations 20")
-    zeros = SparsityAsked.of(sparsity, batches, sparsifier, settings)
+    _refuse_useless(batches, sparsifier, settings or None, sparsity, ":" in model)
     own = _from_file(model) if ":" in model else None
     if own is None:
         catalogue.load(model)  # or an error that lists the names
-        zeros.refuse(model)
     asked = own is None or hosts is not None or rate is not None
     with _together() if sparsity else nullcontext():
-        measured = None if own is None else _profiled(own, iterations, zeros)
+        measured = None if own is None else _profiled(own, iterations)
+        if own is not None and measured is not None and sparsity:
+            zeros = _sparsity(batches, sparsifier, read_settings(settings or ()), *own)
+            measured = measured.with_sparsity(zeros)
         cluster = _cluster(hosts, rate, codecs, asked)
     if int(os.environ.get("RANK", "0")) != 0:
         return
@@ -170,6 +143,20 @@ def profile(
         _draw(measured, cluster, picture, model)
     if not as_json:
         typer.echo(f"written to {out}")
+
+
+def _refuse_useless(
+    batches: object, sparsifier: object, settings: object, sparsity: bool, is_file: bool
+) -> None:
+    """Raises ``InvalidSetting`` for an option that is of no use without another one."""
+    for option, given, beside, word in (
+        ("--batches", batches, sparsity, "--sparsity"),
+        ("--sparsifier", sparsifier, sparsity, "--sparsity"),
+        ("--set", settings, sparsifier, "--sparsifier dgc"),
+        ("--sparsity", sparsity or None, is_file, "FILE.py:function"),
+    ):
+        if given is not None and not beside:
+            raise invalid(option, given, f"given with {word}", f"write {word}")
 
 
 def _together() -> AbstractContextManager[None]:
@@ -243,15 +230,14 @@ def _from_file(where: str) -> Made:
     return made
 
 
-def _profiled(made: Made, iterations: int | None, zeros: SparsityAsked) -> Profile:
+def _profiled(made: Made, iterations: int | None) -> Profile:
     from ...planning.measure.layers import NUM_WARM_UP
     from ...planning.measure.layers import profile as profile_model
 
     model, step = made
     total = None if iterations is None else NUM_WARM_UP + iterations
     with progress("profiling", total=total) as advance:
-        found = profile_model(model, step, iterations=iterations, advance=advance)
-    return found.with_sparsity(zeros.measure(model, step)) if zeros.wanted else found
+        return profile_model(model, step, iterations=iterations, advance=advance)
 
 
 def _compressors(wanted: bool) -> tuple[str, ...]:

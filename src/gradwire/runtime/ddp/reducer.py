@@ -16,40 +16,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from ...compress.none import none
-from ...contract import Exchange
 from ...contract.travel import bytes_sent
 from ...errors import invalid
-from ...exchange.by_name import exchange_for
 from ...planning.default_fusion import NamedParam
-from ..settings import Settings
 from ..step.hooked import Hooked, InPlaceOf
 from ..step.hooks import is_inside_a_segment
-from ..step.messages import Message
 from ..step.progress import Progress
 from ..step.task_graph import wall_clock
 from .comm_hook import has_own_hook
 
 _log = logging.getLogger("gradwire")
-
-
-def is_left_to_ddp(model: nn.Module, settings: Settings, messages: Sequence[object]) -> bool:
-    """Whether DDP's own reducer averages a model's gradients; the same on all ranks.
-
-    It does so for a DDP model of which every gradient is dense, unless the user asks for what only
-    gradwire's messages have: a size, a number of channels, another time-out. A plan has messages of
-    its own, and a pilot may plan some.
-    """
-    if not isinstance(model, DistributedDataParallel) or settings.asks_for_messages:
-        return False
-    if not isinstance(settings.exchange, Exchange):
-        return False
-    dense = exchange_for(none())
-    return all(isinstance(one, Message) and one.exchange == dense for one in messages)
 
 
 def count_steps(

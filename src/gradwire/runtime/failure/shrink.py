@@ -23,17 +23,12 @@ from typing import Any
 from weakref import WeakSet
 
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch import Tensor
 
-from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost, invalid
+from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost
 from ...planning.default_fusion import NamedParam
-from ..cautions import overlaps
 from ..elastic.rejoin import Lookout, Offer, come_together, open_group
-from ..grid.dtensors import has_dtensors
 from ..handle import Handle
-from ..settings import Settings
 from ..state import checkpoint
 from ..state.plain import send
 from ..step.engine import Engine
@@ -50,26 +45,6 @@ _shrinking: WeakSet[Shrinking] = WeakSet()
 """The attached models of this process that go on without lost ranks."""
 _GROUP_S = 30.0
 """Seconds that torch.distributed may take for the survivors' process group."""
-
-
-def refuse_to_shrink(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
-    """Raises ``InvalidSetting`` where ranks could not go on without a lost one."""
-    if settings.on_failure != "shrink":
-        return
-    what = ""
-    if isinstance(model, DistributedDataParallel):
-        what = "a DDP model, whose own connections break with the rank"
-    elif settings.ranks_per_host > 1:
-        what = "hosts of several ranks, which hold shares"
-    elif has_dtensors(params):
-        what = "sharded layers (FSDP), of which a lost rank holds a part"
-    elif settings.pilot is not None:
-        what = "'auto', whose plan is of all ranks"
-    elif isinstance(settings.optimizer, Optimizer) and overlaps(settings):
-        what = "a plan that overlaps the next forward pass, whose updates cannot be undone"
-    if what:
-        remedy = "leave on_failure out, and go on from a checkpoint"
-        raise invalid("on_failure", "shrink", f"'end' beside {what}", remedy)
 
 
 class Shrinking:
@@ -89,10 +64,6 @@ class Shrinking:
     ) -> None:
         self._handle, self._progress, self._params = weakref.ref(handle), progress, params
         self._make_messages, self._undo = make_messages, undo
-        if self._engine.shards.world > 1:
-            remedy = "leave on_failure out, and go on from a checkpoint"
-            accepted = "'end' beside shards=, of which a lost rank holds some"
-            raise invalid("on_failure", "shrink", accepted, remedy)
         self._ranks = list(range(self._engine.world))
         self._last_newcomer, self._num_labels = 0, self._engine.world
         self._due: RanksLost | None = None

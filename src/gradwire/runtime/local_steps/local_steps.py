@@ -47,18 +47,15 @@ from torch.optim import Optimizer
 
 from ...contract import Compressor, Exchange
 from ...errors import invalid
-from ...planning.data.plan import Plan
 from ...planning.default_fusion import NamedParam, matrices
-from ..attach import attach_in, grid_of
-from ..attachment import Attachment
+from ..attachment import Attachment, grid_of
 from ..cautions import warn_of_two_momenta
-from ..controls import Pilot
 from ..failure.integrity import DEFAULT_CHECK_EVERY, Check
 from ..failure.membership import Membership
 from ..grid.dtensors import has_dtensors
 from ..handle import Handle
 from ..refusals import mark_attached, quietened, sole_ddp
-from ..settings import Choices, Settings
+from ..settings import Settings
 from ..step.fused import fused_messages
 from ..step.hooked import untraced
 from ..step.messages import refuse_complex
@@ -115,12 +112,12 @@ def local_steps(
     rank that is lost, or ``timeout`` late, is named by ``RankFailed``, which ``optimizer.step()``
     raises. Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
-    given = bucket_cap_mb, num_channels, compress_if, timeout, trace_steps, None
-    choices = Choices(None, *given, checksums=checksums)
-    grid = grid_of(model := sole_ddp(model), group, None, mesh, timeout)
+    given = exchange, None, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps
+    settings = Settings(*given, checksums=checksums)
+    grid = grid_of(model := sole_ddp(model), group, None, mesh, settings)
     with ExitStack() as quiet:
         way = _Locally(optimizer, outer, every, fragments, delay, mixing, quiet)
-        handle = attach_in(way, quietened(model, quiet), exchange, choices, grid)
+        handle = way.attach(quietened(model, quiet), settings, grid)
     assert isinstance(handle, LocalSteps)
     return handle
 
@@ -143,13 +140,12 @@ class _Locally(Attachment):
         self._optimizer, self._make, self._quiet = optimizer, make, quiet
         self._asked = every, fragments, delay, mixing
 
-    def prepare(
-        self, model: nn.Module, params: list[NamedParam], settings: Settings
-    ) -> Mapping[str, object]:
-        if isinstance(settings.exchange, Plan | Pilot):
+    def prepare(self) -> Mapping[str, object]:
+        params, exchange = self.params, self.settings.exchange
+        if not isinstance(exchange, Exchange):
             remedy = "give the exchange itself, compress_if= and delay="
             accepted = "a compressor or an exchange, as plans follow the backward pass"
-            given = "a plan" if isinstance(settings.exchange, Plan) else repr(settings.exchange)
+            given = "a plan" if self.settings.plan else repr(exchange)
             raise invalid("exchange", given, accepted, remedy)
         if has_dtensors(params):
             remedy = "call gw.attach, or train a model that is whole on each rank"
@@ -190,41 +186,31 @@ class _Locally(Attachment):
             accepted = "one whose parameters are all the model's, as the others would drift apart"
             raise invalid("optimizer", given, accepted, "pass a model that holds all of them")
 
-    def messages(
-        self, model: nn.Module, params: list[NamedParam], settings: Settings, who: Membership
-    ) -> list[AnyMessage]:
-        assert isinstance(settings.exchange, Exchange)
+    def messages(self, who: Membership) -> list[AnyMessage]:
+        exchange = self.settings.exchange
         made: list[AnyMessage] = []
         for names in self._fragments:
             anchors: list[NamedParam] = [(name, self._outer.anchors[name]) for name in names]
             first = len(made)
-            made += fused_messages(model, anchors, settings, settings.exchange, who, first=first)
+            made += fused_messages(self.model, anchors, self.settings, exchange, who, first=first)
         return made
 
-    def check(self, params: list[NamedParam], settings: Settings) -> Check:
+    def check(self) -> Check:
         """Every so many exchanges, about as many steps apart as under ``attach``."""
         return Check(max(1, DEFAULT_CHECK_EVERY // self._rhythm.every), self._outer.shared)
 
-    def caution(self, model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
-        warn_of_two_momenta(settings, self._outer.optimizer)
+    def caution(self) -> None:
+        warn_of_two_momenta(self.settings, self._outer.optimizer)
 
-    def hook(
-        self,
-        model: nn.Module,
-        params: list[NamedParam],
-        settings: Settings,
-        progress: Progress,
-        undo: ExitStack,
-    ) -> Handle:
-        assert isinstance(settings.exchange, Exchange)
+    def hook(self, progress: Progress, undo: ExitStack) -> Handle:
         undo.enter_context(self._quiet.pop_all())
         self._outer.restart()
-        undo.callback(mark_attached(model, params))
-        strangers = Strangers(model, progress.give_up)
+        undo.callback(mark_attached(self.model, self.params))
+        strangers = Strangers(self.model, progress.give_up)
         undo.callback(strangers.remove)
         handle = LocalSteps(
-            model,
-            settings.exchange,
+            self.model,
+            self.settings.exchange,
             progress,
             undo,
             outer=self._outer,

@@ -421,13 +421,6 @@ def range_in(grad: Tensor, slot: Slot) -> Tensor:
     return grad if slot.is_whole else grad.view(-1)[slot.first : slot.last]
 
 
-def check_scaler(given: Any) -> None:
-    """Raises ``InvalidSetting`` unless ``given`` is a GradScaler or None."""
-    if given is not None and not isinstance(given, GradScaler):
-        remedy = "pass the one whose scale() makes the loss"
-        raise invalid("scaler", type(given).__name__, "a torch.amp.GradScaler or None", remedy)
-
-
 def scale_of(scaler: GradScaler | None) -> float:
     """The factor on the gradients of the backward pass that runs now."""
     return 1.0 if scaler is None else float(scaler.get_scale())

@@ -5,28 +5,37 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import inspect
 import re
+import threading
 from collections.abc import Iterator
-from enum import Enum
+from math import isqrt
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...contract import Compressor, Exchange
-from ...contract.registry import KINDS, homes, load, names
-from ...contract.spec import TensorSpec
-from ...contract.state import leaves
-from ...errors import IncompatiblePair
-from ...exchange.by_name import exchange_for
-from ...exchange.error_feedback import with_error_feedback
-from ...exchange.pair import pair, suited
-from ...planning.measure.kept_memory import NUMEL, WORLD, bytes_an_element
-from .table import Row, markdown
+import torch
+from rich.console import Console
+from rich.markdown import Markdown
+
+from gradwire.cli.commands.list import description, docstring, exchange, settings, traits
+from gradwire.cli.report.output import emit
+from gradwire.cli.report.table import Row, markdown
+from gradwire.contract import Compressor, Exchange, Member
+from gradwire.contract.registry import KINDS, homes, load, names
+from gradwire.contract.scratch import passing_bytes
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.state import leaves
+from gradwire.errors import IncompatiblePair
+from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.local import drive
+from gradwire.exchange.pair import pair
+from gradwire.runtime.step.figures import KINDS as MEMORY
+from gradwire.runtime.step.figures import kept_bytes
 
 SPEC = TensorSpec("weight", 2**20, shapes=((1024, 1024),))
 """The gradient whose bytes a page states: a matrix of float32."""
 WORLDS = (2, 4, 16)
+NUMEL, WORLD, STEPS = 2**16, 4, 6
 PER_ELEMENT = "bytes an element"
 KEPT = "kept bytes an element"
 HEADS = {
@@ -89,16 +98,27 @@ _SENT_BY_A_COLLECTIVE = (
 )
 
 
-def description(kind: str, name: str) -> str:
-    """The first line of an algorithm's file, without its own name before it and the period."""
-    line = _docstring(kind, name).partition("\n")[0].rstrip(".")
-    head, colon, rest = line.partition(": ")
-    return rest if colon and len(head) <= 2 * len(name) + 8 else line
+def show(chosen: list[tuple[str, str]], rows: list[Row], *, as_json: bool) -> None:
+    """Prints the pages of some algorithms, which ``gradwire list`` describes in ``rows``."""
+    pages = [page(*one, _measured()) for one in chosen]
+    if as_json:
+        rows = [row | {"page": text} for row, text in zip(rows, pages, strict=True)]
+        emit("list", rows, as_json=True, title="")
+        return
+    console = Console()
+    for text in pages:
+        console.print(Markdown(text)) if console.is_terminal else print(text)
+
+
+def _measured() -> str | None:
+    """The page of measurements, which is in a checkout and in no wheel."""
+    path = Path(__file__).resolve().parents[4] / "docs" / "measured.md"
+    return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def header_of(kind: str, name: str) -> list[str]:
     """The header of an algorithm's file as paragraphs of Markdown, its first line in front."""
-    _, _, rest = _docstring(kind, name).partition("\n")
+    _, _, rest = docstring(kind, name).partition("\n")
     return [f"{_escaped(description(kind, name))}.", *map(_paragraph, _paragraphs(rest))]
 
 
@@ -130,35 +150,6 @@ def _paragraph(text: str) -> str:
         text = f"**{field[1]}:** {_escaped(text[field.end() :])}".strip()
         return _CONTRIBUTED.sub("**Contributed:** ", text)
     return _escaped(text)
-
-
-def settings(algorithm: Any) -> list[str]:
-    """The settings that are given by keyword: fields of a compressor, arguments of a planner."""
-    made = {
-        field.name: field.default_factory()
-        for field in (dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ())
-        if field.default_factory is not dataclasses.MISSING
-    }
-    return [
-        p.name if p.default is p.empty else f"{p.name}={_shown(made.get(p.name, p.default))}"
-        for p in inspect.signature(algorithm).parameters.values()
-        if p.kind is p.KEYWORD_ONLY
-    ]
-
-
-def traits(algorithm: Any) -> list[str]:
-    """A compressor's promises, or a collective's needs of one, as words."""
-    promised, needed = getattr(algorithm, "traits", None), getattr(algorithm, "needs", None)
-    if promised is not None:
-        return _words(promised)
-    return [f"needs {word}" for word in _words(needed)] if needed is not None else []
-
-
-def exchange(algorithm: Any) -> str:
-    """The exchange that an algorithm gets when it is given alone."""
-    is_codec = isinstance(algorithm, Compressor)
-    name = type(suited(algorithm)).__name__ if is_codec else "its own"
-    return f"{name} + error feedback" if algorithm.traits.error_feedback else name
 
 
 def overview(kind: str) -> list[Row]:
@@ -228,10 +219,6 @@ def tables(text: str) -> Iterator[Measurements]:
             said = " ".join(block.split())
 
 
-def _docstring(kind: str, name: str) -> str:
-    return inspect.getdoc(importlib.import_module(homes(kind)[name].module)) or ""
-
-
 def _escaped(text: str) -> str:
     """Text of a docstring as Markdown, in which only what stands in backticks is code."""
     found, end = [], 0
@@ -247,23 +234,6 @@ def _plain(text: str) -> str:
 
 def _listed(words: list[str]) -> str:
     return ", ".join(f"`{word}`" if "=" in word else _escaped(word) for word in words)
-
-
-def _shown(default: object) -> str:
-    return str(default).removeprefix("torch.")
-
-
-def _words(declared: Any) -> list[str]:
-    words: list[str] = []
-    for field in dataclasses.fields(declared):
-        value = getattr(declared, field.name)
-        if isinstance(value, Enum):
-            words.append(str(value.value))
-        elif value is True:
-            words.append(field.name.replace("_", " "))
-        elif value and field.name == "layouts":
-            words.append(" or ".join(layout.value for layout in value))
-    return words
 
 
 def _sent(algorithm: Any) -> list[Row]:
@@ -328,3 +298,35 @@ def _names(text: str, name: str, *, alone: bool) -> bool:
     """Whether a row's first cell is of an algorithm: it stands in front, or anywhere in it."""
     words = re.findall(r"\w+", text.lower())
     return name in (words[:1] if alone else words)
+
+
+def bytes_an_element(exchange: Exchange) -> dict[str, float]:
+    """Bytes that a rank of 4 keeps for each element of one message, by kind, without its gradients.
+
+    The message is a square matrix of 65,536 float32, normally distributed. What all messages share
+    is counted with it, so of many messages it is less.
+    """
+    found: list[dict[str, float]] = []
+    # Passing buffers are a thread's own.
+    counting = threading.Thread(target=lambda: found.append(_counted(exchange)))
+    counting.start()
+    counting.join()
+    return found[0]
+
+
+def _counted(exchange: Exchange) -> dict[str, float]:
+    side = isqrt(NUMEL)
+    spec = TensorSpec("weight", NUMEL, shapes=((side, side),))
+    members = [Member(rank, WORLD) for rank in range(WORLD)]
+    states = [exchange.init(spec, WORLD) for _ in members]
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(STEPS):
+        grads = [torch.randn(NUMEL, generator=draw) for _ in members]
+        texts = [
+            exchange.synchronise(me, state, grad_N, grad_N)
+            for me, state, grad_N in zip(members, states, grads, strict=True)
+        ]
+        states = drive(texts).results
+    kept = kept_bytes(states[0], members[0])
+    kept["passing"] = passing_bytes(own=True)
+    return {kind: kept[kind] / NUMEL for kind in MEMORY if kind != "messages"}
