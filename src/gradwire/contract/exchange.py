@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .compressor import KeywordSettings, State, Traits
 from .member import Member
+from .shapes_only import bytes_of_rank
 from .spec import TensorSpec, working_dtype
 from .verbs import Compute, Steps
 
@@ -175,8 +176,6 @@ class Exchange(metaclass=KeywordSettings):
         They are counted in what ``synchronise`` asks of the network in a run without data. None
         where it looks at values, of which there are none then.
         """
-        from .shapes_only import bytes_of_rank  # which knows exchanges
-
         return bytes_of_rank(self, spec, world, rank)
 
 

@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import InvalidSetting
 from .compressor import Compressor, State, Traits
-from .exchange import Exchange
 from .member import Member, nothing
 from .payload import Format, Payload
 from .spec import TensorSpec
@@ -165,9 +164,7 @@ class _LooksAtValues(InvalidSetting):
     """An exchange cannot be run without data."""
 
 
-def record(
-    exchange: Exchange, spec: TensorSpec, rank: int, world: int, turn: int = 0
-) -> RecordedVerbs:
+def record(exchange: Any, spec: TensorSpec, rank: int, world: int, turn: int = 0) -> RecordedVerbs:
     """Runs one rank's text without data and records the verbs that it yields."""
     hollow = without_data(exchange)
     me = Noticing(rank, world, turn)
@@ -195,7 +192,7 @@ def record(
     return RecordedVerbs(tuple(rows), me.was_asked, me.turn_was_asked)
 
 
-def bytes_of_rank(exchange: Exchange, spec: TensorSpec, world: int, rank: int) -> int | None:
+def bytes_of_rank(exchange: Any, spec: TensorSpec, world: int, rank: int) -> int | None:
     """Bytes that a rank sends for one gradient; see ``Exchange.bytes_of_rank``."""
     try:
         found, is_of_its_rank = _bytes_sent(exchange, spec, world, 0)
@@ -205,7 +202,7 @@ def bytes_of_rank(exchange: Exchange, spec: TensorSpec, world: int, rank: int) -
 
 
 @lru_cache(maxsize=4096)
-def _bytes_sent(exchange: Exchange, spec: TensorSpec, world: int, rank: int) -> tuple[int, bool]:
+def _bytes_sent(exchange: Any, spec: TensorSpec, world: int, rank: int) -> tuple[int, bool]:
     """Bytes that a rank sends, and whether they may depend on which rank it is."""
     recorded, size_bytes = record(exchange, spec, rank, world), 0
     for verb in chain.from_iterable(recorded.rows):
