@@ -217,11 +217,11 @@ def without_data(part: Any) -> Any:
     """The same exchange with every compressor in it hollow."""
     if isinstance(part, Compressor):
         return Hollow(part)
-    own = parts_of(part)
+    own = algorithms_in(part)
     return replace(part, **{n: without_data(v) for n, v in own.items()}) if own else part
 
 
-def parts_of(part: Any) -> Mapping[str, Any]:
+def algorithms_in(part: Any) -> Mapping[str, Any]:
     """The settings of an exchange or a collective, if it is made of fields."""
     if not is_dataclass(part):
         return {}

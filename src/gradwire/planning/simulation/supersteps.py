@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from ...contract import Compressor, Exchange, Layout
-from ...contract.shapes_only import parts_of, record
+from ...contract.shapes_only import algorithms_in, record
 from ...contract.spec import TensorSpec
 from ...contract.travel import NAMES, members, sent_bytes, travel
 from ...contract.verbs import AllToAll, Among, Broadcast, Communication, Compute, Recv, Send, Verb
@@ -237,5 +237,5 @@ def _algorithms(part: Any) -> Iterator[Compressor | Exchange]:
     if isinstance(part, Compressor) or (isinstance(part, Exchange) and part.traits is not None):
         yield part
     else:
-        for value in parts_of(part).values():
+        for value in algorithms_in(part).values():
             yield from _algorithms(value)
