@@ -194,6 +194,8 @@ def record(exchange: Any, spec: TensorSpec, rank: int, world: int, turn: int = 0
 
 def bytes_of_rank(exchange: Any, spec: TensorSpec, world: int, rank: int) -> int | None:
     """Bytes that a rank sends for one gradient; see ``Exchange.bytes_of_rank``."""
+    if world == 1:
+        return 0
     try:
         found, is_of_its_rank = _bytes_sent(exchange, spec, world, 0)
         return _bytes_sent(exchange, spec, world, rank)[0] if is_of_its_rank else found
