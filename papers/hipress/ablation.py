@@ -29,8 +29,10 @@ from gradwire.planning.catalogue import load
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
+from gradwire.planning.fusion import arrivals
 from gradwire.planning.measure.codecs import measure_codecs
 from gradwire.planning.measure.links import measure_cluster
+from gradwire.planning.planner.secopa import secopa
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.state.plain import values_of_all
 from gradwire.runtime.step.engine import Engine
@@ -40,8 +42,6 @@ from gradwire_bench.schedule.schedule_rank import replay
 from gradwire_bench.schedule.sharing import keep_queues_short, share_cores
 from gradwire_bench.testbed.hosts import Testbed, shaped_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
-from gradwire_lab.planner.secopa import secopa
-from gradwire_lab.planning.fusion import arrivals
 
 from ..frame import Ask, Claim, Findings, Row
 

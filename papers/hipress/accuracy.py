@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from gradwire.exchange.by_name import by_name
+from gradwire.planning.casync import CaSyncCost
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.simulation.timeline import simulate_exchange
 from gradwire_bench.report import curves
-from gradwire_lab.planning.casync import CaSyncCost
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import mean, number

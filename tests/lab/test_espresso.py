@@ -17,13 +17,13 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.fusion import NOTHING
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.espresso import _Lanes as espresso_lanes
 from gradwire_lab.planner.espresso import espresso
-from gradwire_lab.planning.fusion import NOTHING
 from gradwire_lab.planning.lanes import TimedMessage, end_of, link_times
 from tests.planning.profiles import profiles
 from tests.strategies import bounded

@@ -13,10 +13,10 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.fusion import NOTHING, SparseCost, arrivals, sparsifier
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.omgs import omgs
-from gradwire_lab.planning.fusion import NOTHING, SparseCost, arrivals, sparsifier
 from tests.planning.profiles import vgg16
 from tests.strategies import bounded
 

@@ -17,8 +17,10 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.fusion import NOTHING
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.mgwfbp import mgwfbp
+from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.planner_settings import Planner
 from gradwire.planning.price import iteration_s
@@ -33,8 +35,6 @@ from gradwire_lab.planner.selective_fusion import (
     _planned,
     selective_fusion,
 )
-from gradwire_lab.planner.ssfusion import VARIANTS, ssfusion
-from gradwire_lab.planning.fusion import NOTHING
 from gradwire_lab.planning.mixing import WHOLE, MixedCost, MixedGroup, Way, improved
 from gradwire_lab.planning.mixing_search import cells_of, first_groups
 from tests.lab.test_espresso import cluster_of

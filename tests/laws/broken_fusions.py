@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradwire_lab.planning.fusion import Arrival, SparseCost, best_fusion
+from gradwire.planning.fusion import Arrival, SparseCost, best_fusion
 from tests.laws import fusion_laws as laws
 from tests.laws.fusion_laws import Groups, last_s
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 
+from gradwire.planning.fusion import Arrival, SparseCost
 from gradwire.planning.price import TIE
-from gradwire_lab.planning.fusion import Arrival, SparseCost
 
 Groups = list[list[Arrival]]
 Fuse = Callable[[Sequence[Arrival], SparseCost], Groups]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
+from gradwire.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion
 from gradwire_lab.laws.inputs import MIXED, profile_of
-from gradwire_lab.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion
 from tests.laws import broken_fusions as broken
 from tests.laws.fusion_laws import LAWS, Fuse
 from tests.strategies import bounded

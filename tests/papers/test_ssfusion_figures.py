@@ -10,9 +10,9 @@ import pytest
 from gradwire.planning import catalogue
 from gradwire.planning.data.plan import DENSE
 from gradwire.planning.data.profile import ProfiledTensor
+from gradwire.planning.fusion import Arrival, SparseCost, arrivals, best_fusion
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
-from gradwire_lab.planning.fusion import Arrival, SparseCost, arrivals, best_fusion
 from papers import links, page
 from papers.frame import Findings, Reproduction
 from papers.ssfusion import collectives, compare, profiling

@@ -13,6 +13,7 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.explain import alternatives, explain
+from gradwire.planning.fusion import NOTHING
 from gradwire.planning.phases import Instance, UnequalBlock
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import iteration_s
@@ -20,7 +21,6 @@ from gradwire.planning.simulation.timeline import simulate
 from gradwire_bench.cli.simulate import ModelOnCluster
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.laws.planners import Planner
-from gradwire_lab.planning.fusion import NOTHING
 from tests.laws.cases import name_of
 from tests.planning.profiles import CODECS as MEASURED
 

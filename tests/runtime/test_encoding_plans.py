@@ -19,8 +19,8 @@ from gradwire.planning.check import check
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.exchanges import exchanges_of, planned_spec
+from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.runtime.step.messages import Message
-from gradwire_lab.planner.ssfusion import VARIANTS, ssfusion
 from tests.runtime import plans
 from tests.runtime.models import Branches
 from tests.runtime.ranks import Ranks

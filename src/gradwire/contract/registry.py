@@ -78,10 +78,7 @@ KINDS = {
         "gradwire.planning.planner",
         "gradwire.planners",
         dict.fromkeys(
-            [
-                *("bytescheduler", "cupcake", "espresso", "omgs", "secopa", "selective_fusion"),
-                *("ssfusion", "usbyte_extended"),
-            ],
+            ["bytescheduler", "cupcake", "espresso", "omgs", "selective_fusion", "usbyte_extended"],
             _LAB,
         ),
     ),

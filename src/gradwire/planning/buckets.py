@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..contract.bounds import check_whole
-from .data.plan import Chunk, PlannedMessage
+from .data.plan import MOST_CREDIT, Chunk, PlannedMessage
 from .data.profile import Profile, ProfiledTensor
 
 
@@ -73,3 +73,8 @@ def whole_buckets(*fused: Bucket) -> PlannedMessage:
 def check_bytes(what: str, given: int) -> None:
     """Refuses ``given`` unless it is a size of a message in bytes: a whole number of at least 1."""
     check_whole(what, given, "sizes are in bytes")
+
+
+def check_credit(given: int) -> None:
+    """Refuses ``given`` unless it is a whole number of channels from 1 to ``MOST_CREDIT``."""
+    check_whole("credit", given, "4 is usual", most=MOST_CREDIT)

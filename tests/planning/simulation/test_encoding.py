@@ -14,6 +14,7 @@ from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMes
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.explain import explain
 from gradwire.planning.exposed import Account
+from gradwire.planning.fusion import NOTHING, SparseCost, arrivals, best_fusion
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.demand import Demand, Encoding, without_encodes
 from gradwire.planning.simulation.events import Traffic, play
@@ -22,7 +23,6 @@ from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.omgs import omgs
-from gradwire_lab.planning.fusion import NOTHING, SparseCost, arrivals, best_fusion
 from tests.laws.fusion_laws import last_s
 from tests.laws.sim_laws import law_one_rank_stands_for_all
 from tests.laws.trace_laws import laws_of

@@ -11,10 +11,10 @@ import pytest
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.fusion import NOTHING
 from gradwire.planning.simulation.clock import Timing, run_on_clock
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
-from gradwire_lab.planning.fusion import NOTHING
 
 Sizes = dict[int, int]
 SORTED: Sizes = {1: 2048, 2: 4096, 3: 1024, 4: 3072, 5: 2048, 6: 4096, 7: 1024}

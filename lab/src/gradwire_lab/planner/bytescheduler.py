@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from gradwire.contract.bounds import check_whole
 from gradwire.errors import invalid
-from gradwire.planning.buckets import buckets, check_bytes
+from gradwire.planning.buckets import buckets, check_bytes, check_credit
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.plan import MOST_CREDIT, Plan, PlannedMessage
+from gradwire.planning.data.plan import Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner_settings import SIZES, WholeNumbers
 from gradwire.planning.simulation.clock import ByPriority, backward_ends, carry
@@ -71,11 +70,6 @@ def bytescheduler(
         credit=credit,
         overlap_forward=True,
     )
-
-
-def check_credit(given: int) -> None:
-    """Refuses ``given`` unless it is a whole number of channels from 1 to ``MOST_CREDIT``."""
-    check_whole("credit", given, "4 is usual", most=MOST_CREDIT)
 
 
 EXAMPLES = (bytescheduler, partial(bytescheduler, partition_bytes=96, credit=3))

@@ -22,8 +22,9 @@ from functools import partial
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.fusion import SparseCost, arrivals, best_fusion
 
-from ..planning.fusion import SparseCost, arrivals, best_fusion, flat_plan
+from ..planning.flat_plan import flat_plan
 
 
 def cupcake(

@@ -38,8 +38,8 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile, ProfiledTensor
+from gradwire.planning.fusion import NOTHING, Arrival, chunks_in, sparsifier
 
-from ..planning.fusion import NOTHING, Arrival, chunks_in, sparsifier
 from ..planning.lanes import TimedMessage, carry_s, end_of, link_times, ready_times
 
 MOST_COMBINED = 500

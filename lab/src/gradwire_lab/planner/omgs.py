@@ -29,8 +29,9 @@ from functools import partial
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.fusion import Arrival, SparseCost, arrivals
 
-from ..planning.fusion import Arrival, SparseCost, arrivals, flat_plan
+from ..planning.flat_plan import flat_plan
 
 
 def omgs(

@@ -33,19 +33,19 @@ from gradwire.errors import invalid
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage, Setting
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion, chunks_in
+from gradwire.planning.fusion import sparsifier as sparsifier_of
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.mgwfbp import mgwfbp
+from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import TIE, iteration_s
 
-from ..planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion, chunks_in
-from ..planning.fusion import sparsifier as sparsifier_of
 from ..planning.mixing import PUSHED, WHOLE, MixedCost, MixedGroup, Way, improved
 from ..planning.mixing_search import first_groups
 from .cupcake import cupcake
 from .espresso import espresso
 from .omgs import omgs
-from .ssfusion import VARIANTS, ssfusion
 
 APART, AS_ONE, PUSHED_PULLED = "each by itself", "as one", "as one, pushed and pulled"
 CREDITS = (2, 4)

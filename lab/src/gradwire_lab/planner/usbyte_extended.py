@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from gradwire.planning.buckets import Bucket, buckets
+from gradwire.planning.buckets import Bucket, buckets, check_credit
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan, Setting
 from gradwire.planning.data.profile import Profile
@@ -33,7 +33,7 @@ from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner_settings import SIZES
 from gradwire.planning.price import fewest_messages, iteration_s
 
-from .bytescheduler import LANES, check_credit
+from .bytescheduler import LANES
 
 SEARCH = {"basic_partition_bytes": SIZES, "credit": LANES}
 

@@ -14,9 +14,8 @@ from typing import NamedTuple
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
+from gradwire.planning.fusion import Arrival, chunks_in
 from gradwire.planning.simulation.clock import run_on_clock
-
-from .fusion import Arrival, chunks_in
 
 
 class TimedMessage(NamedTuple):

@@ -18,8 +18,8 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit, fit_line
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
+from gradwire.planning.fusion import ENTRY_BYTES, NOTHING, SparseCost
 
-from .fusion import ENTRY_BYTES, NOTHING, SparseCost
 from .lanes import TimedMessage, carry_s, end_of, ready_times
 
 

@@ -70,6 +70,27 @@ class LineFit(Frozen):
                 return low_s + (high_s - low_s) * (size - low) / (high - low)
         return samples[-1][1] + self.tail_s * (size - samples[-1][0])
 
+    def measured_each(self, size_S: Floats) -> Floats:
+        """``measured_s`` of many positive sizes at once.
+
+        >>> bent = LineFit(alpha_s=1.0, per_unit_s=1.0, samples=((1, 2.0), (3, 2.0), (5, 6.0)))
+        >>> bent.measured_each(np.array([0.5, 2, 4, 6])).tolist()
+        [2.0, 2.0, 4.0, 7.0]
+        """
+        samples = sorted(self.samples)
+        if len(samples) < 2:
+            return self.alpha_s + self.per_unit_s * size_S
+        at_K, seconds_K = np.array(samples, dtype=np.float64).T
+        found_S = np.full(np.shape(size_S), seconds_K[0])
+        inside_S = (at_K[0] < size_S) & (size_S <= at_K[-1])
+        high_I = np.searchsorted(at_K, size_S[inside_S])
+        low_I = high_I - 1
+        rise_I = (seconds_K[high_I] - seconds_K[low_I]) * (size_S[inside_S] - at_K[low_I])
+        found_S[inside_S] = seconds_K[low_I] + rise_I / (at_K[high_I] - at_K[low_I])
+        beyond_S = size_S > at_K[-1]
+        found_S[beyond_S] = seconds_K[-1] + self.tail_s * (size_S[beyond_S] - at_K[-1])
+        return found_S
+
     @property
     def is_nothing(self) -> bool:
         """Whether it costs nothing whatever its size, as what is never done."""

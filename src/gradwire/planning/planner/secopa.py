@@ -32,19 +32,17 @@ from typing import Any
 
 import torch
 
-from gradwire.contract import Compressor, Exchange, Layout
-from gradwire.contract.bounds import check_share
-from gradwire.contract.spec import TensorSpec
-from gradwire.contract.travel import travel
-from gradwire.errors import invalid
-from gradwire.exchange.by_name import algorithm_by_name, by_name
-from gradwire.planning.buckets import check_bytes
-from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
-from gradwire.planning.data.profile import Profile, ProfiledTensor
-
-from ..planning.casync import CaSyncCost, LeastCost
-from .bytescheduler import check_credit
+from ...contract import Compressor, Exchange, Layout
+from ...contract.bounds import check_share
+from ...contract.spec import TensorSpec
+from ...contract.travel import travel
+from ...errors import invalid
+from ...exchange.by_name import algorithm_by_name, by_name
+from ..buckets import check_bytes, check_credit
+from ..casync import CaSyncCost, LeastCost
+from ..data.cluster import Cluster
+from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
+from ..data.profile import Profile, ProfiledTensor
 
 COLLECTIVES = ("casync_ps", "casync_ring", "allreduce")
 

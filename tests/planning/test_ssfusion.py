@@ -13,11 +13,11 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Plan, PlannedMessage
 from gradwire.planning.data.profile import GradientDType, Profile
+from gradwire.planning.fusion import NOTHING
+from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
-from gradwire_lab.planner.ssfusion import VARIANTS, ssfusion
-from gradwire_lab.planning.fusion import NOTHING
 from tests.laws.sim_laws import law_one_rank_stands_for_all
 from tests.planning.profiles import profiles
 from tests.strategies import bounded

@@ -33,22 +33,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 
-from gradwire.contract.bounds import check_share
-from gradwire.errors import invalid
-from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.fit import LineFit
-from gradwire.planning.data.plan import ExchangeSetting, Plan, PlannedMessage
-from gradwire.planning.data.profile import Profile
-
-from ..planning.fusion import (
-    ENTRY_BYTES,
-    NOTHING,
-    Arrival,
-    SparseCost,
-    arrivals,
-    best_fusion,
-    chunks_in,
-)
+from ...contract.bounds import check_share
+from ...errors import invalid
+from ..data.cluster import Cluster
+from ..data.fit import LineFit
+from ..data.plan import ExchangeSetting, Plan, PlannedMessage
+from ..data.profile import Profile
+from ..fusion import ENTRY_BYTES, NOTHING, Arrival, SparseCost, arrivals, best_fusion, chunks_in
 
 VARIANTS, BOUNDS = ("naive", "o", "i", "oi"), ("compensated", "none")
 

@@ -27,20 +27,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradwire.collective.allgather_sparse import allgather_sparse
-from gradwire.contract import Compressor, Layout
-from gradwire.contract.bounds import check_share
-from gradwire.contract.registry import names
-from gradwire.errors import UnknownName, invalid
-from gradwire.exchange.by_name import algorithm_by_name
-from gradwire.exchange.pair import pair
-from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.fit import Floats, LineFit
-from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
-from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.price import TIE
-
-from .casync import measured_each
+from ..contract import Compressor, Layout
+from ..contract.bounds import check_share
+from ..contract.registry import names
+from ..errors import UnknownName, invalid
+from ..exchange.by_name import algorithm_by_name
+from .data.cluster import Cluster
+from .data.fit import Floats, LineFit
+from .data.plan import Chunk
+from .data.profile import Profile, ProfiledTensor
+from .price import TIE
 
 ENTRY_BYTES = 8
 """Bytes of one sparse element on the wire: an int32 index and a float32."""
@@ -124,7 +120,7 @@ class SparseCost:
         """``gather_s`` of many numbers of elements at once."""
         told_s = self.gather.measured_s(SIZE_BYTES) if self.tells_sizes else 0.0
         size_bytes = ENTRY_BYTES * np.maximum(1.0, np.rint(self.density * numels))
-        return told_s + measured_each(self.gather, size_bytes)
+        return told_s + self.gather.measured_each(size_bytes)
 
 
 NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)
@@ -143,44 +139,6 @@ def sparsifier(compressor: str, density: float) -> Compressor:
     if not isinstance(made, Compressor) or made.traits.layout is not Layout.SPARSE:
         raise refusal
     return made
-
-
-def flat_plan(
-    planner: str,
-    profile: Profile,
-    groups: list[list[Arrival]],
-    compressor: str,
-    density: float,
-    inline: bool,
-) -> Plan:
-    """The plan of groups whose elements are selected from together and travel by an all-gather.
-
-    They are encoded within the backward pass if ``inline``, else on the compute lane.
-    """
-    if not isinstance(inline, bool):
-        raise invalid("inline", inline, "True or False", "leave it out")
-    codec = sparsifier(compressor, density)
-    pair(codec, allgather_sparse())  # refuses what cannot be paired
-    exchange = ExchangeSetting(
-        compressor=compressor,
-        settings={"density": density},
-        collective="allgather_sparse",
-        error_feedback=codec.traits.error_feedback,
-    )
-    return Plan(
-        planner=planner,
-        model=profile.model,
-        settings={"compressor": compressor, "density": density, "inline": inline},
-        messages=tuple(
-            PlannedMessage(
-                chunks=chunks_in(group),
-                exchange=compressor,
-                inline=tuple(one.name for one, _ in group) if inline else (),
-            )
-            for group in groups
-        ),
-        exchanges={compressor: exchange},
-    )
 
 
 def chunks_in(group: Iterable[Arrival]) -> tuple[Chunk, ...]:

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradwire.planning.data.cluster import Cluster, CodecFit
-from gradwire.planning.data.fit import Floats, LineFit
+from .data.cluster import Cluster, CodecFit
+from .data.fit import Floats, LineFit
 
 MOST_BATCHES = 16
 """The most batches of N partitions each that a gradient is cut into."""
@@ -71,7 +71,7 @@ class CaSyncCost:
 
     def plain_each_s(self, size_bytes: float, num_K: Floats) -> Floats:
         """Seconds uncompressed (equation 1) for each number of partitions."""
-        return self._batches(num_K) * self.alpha * measured_each(self.send, size_bytes / num_K)
+        return self._batches(num_K) * self.alpha * self.send.measured_each(size_bytes / num_K)
 
     def compressed_each_s(self, numel: int, payload_bytes: float, num_K: Floats) -> Floats:
         """Seconds compressed (equation 2) for each number of partitions.
@@ -79,7 +79,7 @@ class CaSyncCost:
         ``payload_bytes`` are those of the whole gradient: r m.
         """
         batches_K = self._batches(num_K)
-        sends_K = batches_K * self.alpha * measured_each(self.send, payload_bytes / num_K)
+        sends_K = batches_K * self.alpha * self.send.measured_each(payload_bytes / num_K)
         numel_K, ranks = numel / num_K, self.num_ranks
         encode_K, decode_K = (
             _each_s(self.codec.encode, numel_K),
@@ -124,25 +124,3 @@ def _least(seconds_K: Floats) -> tuple[int, float]:
     least_s = float(seconds_K.min())
     first = int(np.argmax(seconds_K <= least_s * (1 + 1e-12)))
     return first + 1, float(seconds_K[first])
-
-
-def measured_each(line: LineFit, size_S: Floats) -> Floats:
-    """``LineFit.measured_s`` of many positive sizes at once.
-
-    >>> bent = LineFit(alpha_s=1.0, per_unit_s=1.0, samples=((1, 2.0), (3, 2.0), (5, 6.0)))
-    >>> measured_each(bent, np.array([0.5, 2, 4, 6])).tolist()
-    [2.0, 2.0, 4.0, 7.0]
-    """
-    samples = sorted(line.samples)
-    if len(samples) < 2:
-        return line.alpha_s + line.per_unit_s * size_S
-    at_K, seconds_K = np.array(samples, dtype=np.float64).T
-    found_S = np.full(np.shape(size_S), seconds_K[0])
-    inside_S = (at_K[0] < size_S) & (size_S <= at_K[-1])
-    high_I = np.searchsorted(at_K, size_S[inside_S])
-    low_I = high_I - 1
-    rise_I = (seconds_K[high_I] - seconds_K[low_I]) * (size_S[inside_S] - at_K[low_I])
-    found_S[inside_S] = seconds_K[low_I] + rise_I / (at_K[high_I] - at_K[low_I])
-    beyond_S = size_S > at_K[-1]
-    found_S[beyond_S] = seconds_K[-1] + line.tail_s * (size_S[beyond_S] - at_K[-1])
-    return found_S

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.errors import IncompatiblePair, InvalidSetting
 from gradwire.planning import catalogue
+from gradwire.planning.casync import MOST_BATCHES, CaSyncCost, LeastCost
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.exchanges import exchanges_of
+from gradwire.planning.planner.secopa import secopa
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
-from gradwire_lab.planner.secopa import secopa
-from gradwire_lab.planning.casync import MOST_BATCHES, CaSyncCost, LeastCost
 from tests.planning.profiles import profiles
 from tests.strategies import bounded
 

@@ -1,0 +1,48 @@
+"""The plan of groups of tensors whose elements are selected from together: omgs' and cupcake's."""
+
+from __future__ import annotations
+
+from gradwire.collective.allgather_sparse import allgather_sparse
+from gradwire.errors import invalid
+from gradwire.exchange.pair import pair
+from gradwire.planning.data.plan import ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.fusion import Arrival, chunks_in, sparsifier
+
+
+def flat_plan(
+    planner: str,
+    profile: Profile,
+    groups: list[list[Arrival]],
+    compressor: str,
+    density: float,
+    inline: bool,
+) -> Plan:
+    """The plan of groups whose elements are selected from together and travel by an all-gather.
+
+    They are encoded within the backward pass if ``inline``, else on the compute lane.
+    """
+    if not isinstance(inline, bool):
+        raise invalid("inline", inline, "True or False", "leave it out")
+    codec = sparsifier(compressor, density)
+    pair(codec, allgather_sparse())  # refuses what cannot be paired
+    exchange = ExchangeSetting(
+        compressor=compressor,
+        settings={"density": density},
+        collective="allgather_sparse",
+        error_feedback=codec.traits.error_feedback,
+    )
+    return Plan(
+        planner=planner,
+        model=profile.model,
+        settings={"compressor": compressor, "density": density, "inline": inline},
+        messages=tuple(
+            PlannedMessage(
+                chunks=chunks_in(group),
+                exchange=compressor,
+                inline=tuple(one.name for one, _ in group) if inline else (),
+            )
+            for group in groups
+        ),
+        exchanges={compressor: exchange},
+    )
