@@ -54,6 +54,8 @@ from hypothesis import settings
 if find_spec("triton") is not None and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
+        import gradwire.dsl.gpu.device
+        import gradwire.kernels.sparse.gpu.device  # noqa: F401
 
         if find_spec("gradwire_lab") is not None:
             import gradwire_lab.dsl.runs_device

@@ -20,11 +20,11 @@ import gradwire as gw
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.elastic import rejoin
-from gradwire.runtime.elastic.heal import receive
 from gradwire.runtime.elastic.rejoin import Lookout, Newcomer, Offer, come_together
 from gradwire.runtime.failure import pulse, shrink
 from gradwire.runtime.failure.membership import Membership
 from gradwire.runtime.fingerprint import fingerprint
+from gradwire.runtime.state.plain import receive
 from gradwire.runtime.step import wire
 from gradwire.runtime.step.engine import Engine
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, loss_of, momentum
