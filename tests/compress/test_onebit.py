@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -98,6 +100,13 @@ def test_a_large_element_waits_less_with_stretched_means() -> None:
 def test_blocks_are_multiples_of_64(block: int) -> None:
     with pytest.raises(InvalidSetting, match=f"block must be a multiple of 64, .*got {block}"):
         gw.compress.onebit(block=block)
+
+
+def test_a_ring_is_given_means_as_they_are_however_the_pair_was_made() -> None:
+    by_servers = gw.pair(gw.compress.onebit(), gw.collective.casync_ps())
+    by_ring = gw.pair(gw.compress.onebit(), gw.collective.casync_ring())
+    assert by_servers.codec.stretch > by_ring.codec.stretch == 1
+    assert replace(by_servers, collective=gw.collective.casync_ring()) == by_ring
 
 
 def test_eight_ranks_train_by_a_ring_with_the_default_stretch() -> None:

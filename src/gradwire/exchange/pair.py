@@ -34,6 +34,10 @@ class Pair(Exchange):
     codec: Compressor
     collective: Collective
 
+    def __post_init__(self) -> None:
+        if self.collective.encodes_sums:
+            object.__setattr__(self, "codec", self.codec.for_sums())
+
     def init(self, spec: TensorSpec, world: int) -> PairState:
         sizes = tensor_sizes(spec)
         return PairState(sizes, self.collective.init(self.codec_of(sizes), spec, world))
@@ -93,7 +97,7 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
         raise IncompatiblePair(
             f"{codec!r} cannot go with {collective!r}: {refusal}; use {instead}()"
         )
-    return Pair(codec.for_sums() if collective.encodes_sums else codec, collective)
+    return Pair(codec, collective)
 
 
 _ONLY_FOR_EXCHANGES = {
