@@ -9,7 +9,7 @@ server that does not answer holds all ranks up for 5 s (pytorch#159007). Compile
 whatever the environment says: each process that tests start would compile gradwire again.
 
 Where there is no GPU, Triton's own interpreter runs its kernels, on the CPU. What is defined in
-triton's language, by itself and by each ``gpu/device.py``, is interpreted only if it was imported
+triton's language, by itself and by each ``*device.py``, is interpreted only if it was imported
 so: before anything else imports it, as parts of torch do. So it is done here, first of all; the
 variable is not left behind, for what tests start.
 """
@@ -55,7 +55,7 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         import gradwire.dsl.gpu.device
-        import gradwire.kernels.sparse.gpu.device  # noqa: F401
+        import gradwire.kernels.sparse.gpu.partition_device  # noqa: F401
 
         if find_spec("gradwire_lab") is not None:
             import gradwire_lab.dsl.runs_device

@@ -19,7 +19,7 @@ from gradwire.contract.trace.span import Span, Trace
 from gradwire.dsl.build import Call
 from gradwire.dsl.interp import Draws
 from gradwire.errors import InvalidSetting, NotInstalled
-from gradwire.kernels import build as gpu
+from gradwire.kernels import libraries as gpu
 from gradwire.planning.data.cluster import Cluster
 from gradwire_bench.cli.demo import _report
 from gradwire_bench.demo import demo

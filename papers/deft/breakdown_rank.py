@@ -17,7 +17,7 @@ import torch.distributed as dist
 from gradwire.contract import Member
 from gradwire.contract.registry import load
 from gradwire.exchange.by_name import exchange_for
-from gradwire.kernels.build import backend
+from gradwire.kernels.libraries import backend
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.step.engine import Engine
 from gradwire_bench.testbed.ranks import Report

@@ -19,7 +19,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.travel import NAMES, sent_bytes
 from gradwire.contract.verbs import Compute, Verb
 from gradwire.exchange.by_name import exchange_for
-from gradwire.kernels.build import backend
+from gradwire.kernels.libraries import backend
 from gradwire.planning.data.cluster import VerbName
 from gradwire.planning.measure.links import measure_cluster
 from gradwire.runtime.failure.membership import join

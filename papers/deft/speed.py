@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.compress.deft import bin_packing
 from gradwire.compress.deft.layer_k import layer_k
-from gradwire.compress.deft.partition import packable, two_stage
+from gradwire.compress.deft.layer_partition import packable, two_stage
 from gradwire.compress.topk import topk
 from gradwire_bench.report import bars, curves
 from gradwire_bench.workloads.train import layer_sizes

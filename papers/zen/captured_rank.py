@@ -18,7 +18,7 @@ from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Exchange
 from gradwire.contract.registry import load
 from gradwire.exchange.pair import pair
-from gradwire.kernels.build import backend
+from gradwire.kernels.libraries import backend
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.step.engine import Engine
 from gradwire_bench.micro import sparse_rank

@@ -18,7 +18,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from gradwire.kernels.build import has_triton
+from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.report import curves

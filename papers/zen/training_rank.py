@@ -18,7 +18,7 @@ from gradwire.compress.dgc import dgc
 from gradwire.contract import Exchange, Member
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
-from gradwire.kernels.build import backend
+from gradwire.kernels.libraries import backend
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.step.engine import Engine
 from gradwire_bench.micro import sparse_rank

@@ -43,8 +43,8 @@ from .planning.data.cluster import Cluster as Cluster
 from .planning.data.plan import Plan as Plan
 from .planning.data.profile import Profile as Profile
 from .planning.data.sparsity import SparsityProfile as SparsityProfile
+from .planning.make_plan import plan as plan
 from .planning.measure.layers import profile as profile
-from .planning.plan import plan as plan
 from .planning.simulation.timeline import simulate as simulate
 from .runtime import fsdp as fsdp
 from .runtime import pilot as pilot

@@ -207,7 +207,7 @@ def test_the_rule_of_paths_bites(text: str, num_missing: int) -> None:
         ("gradwire.attach", True),
         ("gradwire.contract.Compressor.encode", True),
         ("gradwire.cost.cluster", False),
-        ("gradwire.planning.plan.Planer", False),
+        ("gradwire.planning.make_plan.Planer", False),
     ],
 )
 def test_the_rule_of_dotted_names_bites(name: str, there: bool) -> None:

@@ -9,7 +9,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.plan import plan
+from gradwire.planning.make_plan import plan
 from gradwire.planning.price import iteration_s
 from gradwire.runtime.attach import attach
 from gradwire_bench.schedule.replay import (

@@ -19,9 +19,9 @@ from gradwire.contract import Member, State
 from gradwire.contract.collective import Collective
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.error_feedback import with_error_feedback
-from gradwire.exchange.hosts import with_hosts
 from gradwire.exchange.local import Outcome, drive
 from gradwire.exchange.pair import pair
+from gradwire.exchange.two_level import with_hosts
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.simulation.timeline import simulate

@@ -15,7 +15,7 @@ import gradwire as gw
 from gradwire.compress.deft import _united
 from gradwire.compress.deft.allocation import Allocation, owners
 from gradwire.compress.deft.layer_k import layer_k
-from gradwire.compress.deft.partition import Partition
+from gradwire.compress.deft.layer_partition import Partition
 from gradwire.contract import Member
 from gradwire.exchange.by_name import exchange_for
 from gradwire.planning.data.cluster import CodecFit

@@ -15,8 +15,8 @@ from gradwire.compress._narrow import narrow, widen, width_of
 from gradwire.compress.deft import bin_packing
 from gradwire.compress.deft.allocation import Allocation, owners
 from gradwire.compress.deft.layer_k import layer_k, shares
+from gradwire.compress.deft.layer_partition import Partition, packable, partition_of, two_stage
 from gradwire.compress.deft.layerwise import select_layers
-from gradwire.compress.deft.partition import Partition, packable, partition_of, two_stage
 from gradwire.contract import Member
 from gradwire.errors import RanksDiffer
 from gradwire_bench.micro.select import layer_sizes as resnet50_sizes

@@ -11,7 +11,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.by_name import run_local
-from gradwire.kernels.build import reference_only
+from gradwire.kernels.libraries import reference_only
 
 lossless, none = gw.compress.lossless, gw.compress.none
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

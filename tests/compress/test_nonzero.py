@@ -8,7 +8,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract.spec import TensorSpec
-from gradwire.kernels.build import reference_only
+from gradwire.kernels.libraries import reference_only
 from gradwire.kernels.nonzero import nonzero_units as kept_units
 
 nonzero = gw.compress.nonzero

@@ -11,7 +11,7 @@ from gradwire.collective.omnireduce import omnireduce
 from gradwire.collective.sparcml import sparcml
 from gradwire.collective.sparse_ps import sparse_ps
 from gradwire.collective.sparse_ps_broadcast import sparse_ps_broadcast
-from gradwire.collective.steps.entries import num_entries
+from gradwire.collective.steps.ordered_sums import num_entries
 from gradwire.collective.zen import zen
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk

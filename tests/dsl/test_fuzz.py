@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, note, settings
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl import render_cpp
 from gradwire.dsl.build import Built, Call
-from gradwire.dsl.gpu.build import Launcher
+from gradwire.dsl.gpu.launch import Launcher
 from gradwire.dsl.ir import RULES, Kernel, Op, walk
 from gradwire.dsl.program import Program
 from gradwire.kernels import compiler

@@ -9,7 +9,7 @@ from gradwire.dsl.interp import packed, unpacked
 from gradwire.dsl.language import add, concat, extract, filter, greater, map, reduce, size, uint1
 from gradwire.dsl.philox import philox, uniform
 from gradwire.dsl.program import Program
-from gradwire.kernels.build import reference_only
+from gradwire.kernels.libraries import reference_only
 
 
 class summary(Program):

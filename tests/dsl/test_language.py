@@ -29,7 +29,7 @@ from gradwire.dsl.language import (
 )
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
-from gradwire.kernels.build import reference_only
+from gradwire.kernels.libraries import reference_only
 from gradwire_lab.compress.tbq import tbq
 from tests.dsl.attempts import codes, program
 

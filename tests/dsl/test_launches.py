@@ -22,8 +22,8 @@ from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.build import Built, Call
-from gradwire.dsl.gpu import build as gpu_build
-from gradwire.dsl.gpu.build import Launcher, LaunchPart
+from gradwire.dsl.gpu import launch as gpu_build
+from gradwire.dsl.gpu.launch import Launcher, LaunchPart
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.program import Program
 from gradwire_lab.compress.adacomp import adacomp

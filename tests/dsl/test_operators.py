@@ -32,8 +32,8 @@ from gradwire.dsl.language import (
 from gradwire.dsl.operators import Operator, register
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
-from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
+from gradwire.kernels.libraries import reference_only
 from gradwire_lab.laws.tolerance import same_bits
 from gradwire_lab.library.exponent import exp2, exponent
 from tests.strategies import bounded

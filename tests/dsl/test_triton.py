@@ -22,7 +22,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.dsl import generated, interp
 from gradwire.dsl import language as gl
 from gradwire.dsl.build import Built, Call
-from gradwire.dsl.gpu.build import Launcher, LaunchPart
+from gradwire.dsl.gpu.launch import Launcher, LaunchPart
 from gradwire.dsl.gpu.render import WHOLE, render_triton
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import Kernel
@@ -258,7 +258,7 @@ from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
 from gradwire_lab.compress.threelc import threelc
 from gradwire.compress.uniform import uniform
-from gradwire.dsl.gpu.build import Launcher, launch_shape
+from gradwire.dsl.gpu.launch import Launcher, launch_shape
 from gradwire.dsl.ir import FLOAT32, INT32
 from gradwire.dsl.gpu.render import counting, row
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
-from gradwire.integrations.attachment import FrameworkAttachment
+from gradwire.integrations.framework_attachment import FrameworkAttachment
 from tests.runtime.ranks import Ranks
 
 pytestmark = pytest.mark.multi

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.kernels import build, cast, compiler, select
+from gradwire.kernels import cast, compiler, select
+from gradwire.kernels import libraries as build
 
 pytestmark = pytest.mark.slow
 

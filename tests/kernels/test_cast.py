@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gradwire.errors import InvalidSetting
 from gradwire.kernels import cast
-from gradwire.kernels.build import reference_only
+from gradwire.kernels.libraries import reference_only
 from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gradwire.errors import InvalidSetting
 from gradwire.kernels import cosines
-from gradwire.kernels.build import reference_only
 from gradwire.kernels.cosines import Cutting
+from gradwire.kernels.libraries import reference_only
 from tests.kernels.vectors import KINDS, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]

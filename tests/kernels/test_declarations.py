@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire.kernels import compiler
-from gradwire.kernels.build import libraries, load_library, source
+from gradwire.kernels.libraries import libraries, load_library, source
 from tests.arch.source import sources
 
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.errors import InvalidSetting
-from gradwire.kernels.build import reference_only
 from gradwire.kernels.distinct import count_distinct
+from gradwire.kernels.libraries import reference_only
 from tests.kernels.vectors import compiled, num_threads
 
 __all__ = ["compiled"]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.errors import InvalidSetting
-from gradwire.kernels.build import reference_only
 from gradwire.kernels.gather import lay_runs, take
+from gradwire.kernels.libraries import reference_only
 from gradwire_lab.laws.tolerance import same_bits
 from tests.strategies import bounded
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from gradwire.kernels import build, compiler
+from gradwire.kernels import compiler
+from gradwire.kernels import libraries as build
 
 SIZES = (0, 1, 2, 7, 8, 9, 31, 32, 33, 4095, 4097, 16383, 16385, 65535, 65536, 65537, 200_003)
 KINDS = (

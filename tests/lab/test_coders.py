@@ -34,8 +34,8 @@ from gradwire.dsl.language import (
 )
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting, RanksDiffer
-from gradwire.kernels.build import reference_only
 from gradwire.kernels.compiler import find_compiler
+from gradwire.kernels.libraries import reference_only
 from gradwire_lab.dsl.coders import repeat, runs
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import same_bits

@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gradwire.kernels.build import reference_only
+from gradwire.kernels.libraries import reference_only
 from gradwire_lab.compress import _magnitudes
 from gradwire_lab.compress._magnitudes import Magnitudes
 from gradwire_lab.compress.gaussiank import gaussiank

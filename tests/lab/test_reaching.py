@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gradwire.errors import InvalidSetting
-from gradwire.kernels.build import reference_only
+from gradwire.kernels.libraries import reference_only
 from gradwire_lab.compress import _reaching
 from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
 

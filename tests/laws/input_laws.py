@@ -19,7 +19,7 @@ from gradwire.errors import IncompatiblePair, InvalidSetting
 from gradwire.exchange.by_name import exchange_for, pair, run_local
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.plan import plan
+from gradwire.planning.make_plan import plan
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.tolerance import largest
 from tests.planning.profiles import measured

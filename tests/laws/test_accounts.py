@@ -19,9 +19,9 @@ from gradwire.exchange.clipping import Clipping
 from gradwire.exchange.decoupled_momentum import DecoupledMomentum
 from gradwire.exchange.density_warmup import DensityWarmup
 from gradwire.exchange.error_feedback import Chooser, ErrorFeedback, Wrapper, residuals
-from gradwire.exchange.hosts import TwoLevel
 from gradwire.exchange.momentum import MomentumCorrection
 from gradwire.exchange.natural import Natural
+from gradwire.exchange.two_level import TwoLevel
 from gradwire.exchange.warmup import Warmup
 from gradwire_lab.exchange.adapt import Adapted
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme

@@ -22,8 +22,8 @@ from gradwire.contract.verbs import (
 )
 from gradwire.errors import GradwireError, LawBroken, RankFailed
 from gradwire.exchange.by_name import texts
-from gradwire.exchange.hosts import on_hosts
 from gradwire.exchange.local import drive
+from gradwire.exchange.two_level import on_hosts
 from gradwire.runtime.failure.checksums import Position, Seals, pairwise
 from gradwire_bench.faults.striking import flip
 from gradwire_lab.laws.cases import Case

@@ -16,8 +16,8 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
-from gradwire.exchange.hosts import HostState, TwoLevel, with_hosts
 from gradwire.exchange.local import drive
+from gradwire.exchange.two_level import HostState, TwoLevel, with_hosts
 from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import Case, states_of
 from gradwire_lab.laws.tolerance import assert_near, largest

@@ -13,7 +13,7 @@ from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity
 from gradwire.planning.exchanges import exchanges_of
 from gradwire.planning.explain import explain
-from gradwire.planning.plan import plan as make_plan
+from gradwire.planning.make_plan import plan as make_plan
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.zen import zen
 from gradwire.planning.simulation.timeline import simulate

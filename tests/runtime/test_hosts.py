@@ -19,8 +19,8 @@ from gradwire.contract import Exchange, Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllReduce, Among
 from gradwire.errors import InvalidSetting, RankFailed
-from gradwire.exchange.hosts import with_hosts
 from gradwire.exchange.local import drive
+from gradwire.exchange.two_level import with_hosts
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.wire import Circle, Routes

@@ -23,7 +23,7 @@ from ..contract.payload import Payload, slot_bytes
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.verbs import AllGather, Compute, Steps
 from ..kernels.sparse.formats.coo import coo
-from .steps.entries import note_union, value_dtype
+from .steps.ordered_sums import note_union, value_dtype
 from .steps.sizes import announced_bytes, tell_all
 
 

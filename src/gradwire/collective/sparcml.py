@@ -34,7 +34,13 @@ from ..kernels.sparse.entries import Entries, Part, num_units
 from ..kernels.sparse.format import SparseFormat
 from ..kernels.sparse.formats.coo import coo
 from ..kernels.sparse.formats.dense import dense
-from .steps.entries import asked_of, expected_union, merged_entries, num_entries, scaled_entries
+from .steps.ordered_sums import (
+    asked_of,
+    expected_union,
+    merged_entries,
+    num_entries,
+    scaled_entries,
+)
 from .steps.sizes import SIZE_BYTES
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from ..contract import Member
 from ..contract.collective import Dimensions
 from ..contract.verbs import Broadcast
-from .steps.entries import split
+from .steps.ordered_sums import split
 from .steps.push_pull import Delivery, Pull, PushPull
 
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from ..contract.payload import Payload
-from ..kernels.build import has_triton
 from ..kernels.compiler import CppSource, load_compiled
+from ..kernels.libraries import has_triton
 from . import interp
 from .interp import Draws
 from .ir import Kernel
 from .render_cpp import render_cpp
 
 if TYPE_CHECKING:
-    from .gpu.build import Launcher
+    from .gpu.launch import Launcher
 
 _HEADERS = Path(__file__).parent / "csrc"
 # Operations raise no exceptions and set no errno, so a vector may compute what is then not chosen;
@@ -96,7 +96,7 @@ class Built:
     @cached_property
     def launcher(self) -> Launcher:
         """The same kernels for a GPU."""
-        from .gpu.build import Launcher
+        from .gpu.launch import Launcher
 
         return Launcher(*self.kernels)
 

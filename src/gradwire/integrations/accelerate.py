@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..contract import Compressor, Exchange
 from ..errors import NotInstalled, invalid
 from ..planning.data.plan import Plan
-from .attachment import FrameworkAttachment
+from .framework_attachment import FrameworkAttachment
 
 try:
     from accelerate import Accelerator

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..contract import Compressor, Exchange
 from ..errors import InvalidSetting, NotInstalled
 from ..planning.data.plan import Plan
-from .attachment import FrameworkAttachment, warn_of_no_state
+from .framework_attachment import FrameworkAttachment, warn_of_no_state
 
 try:
     from lightning.fabric.strategies import DDPStrategy as FabricDDP

@@ -16,7 +16,7 @@ from typing import Any
 from ..contract import Compressor, Exchange
 from ..errors import NotInstalled
 from ..planning.data.plan import Plan
-from .attachment import FrameworkAttachment
+from .framework_attachment import FrameworkAttachment
 
 try:
     from transformers import Trainer, TrainerCallback

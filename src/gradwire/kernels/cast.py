@@ -12,7 +12,7 @@ import math
 import torch
 
 from ..errors import invalid
-from .build import check_floating, check_vector, load_library, serves_cpp
+from .libraries import check_floating, check_vector, load_library, serves_cpp
 
 _DTYPES = (torch.float16, torch.bfloat16)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid
-from .build import check_floating, check_vector, load_library, serves_cpp
+from .libraries import check_floating, check_vector, load_library, serves_cpp
 
 MOST_SIDE = 64
 _BIT_PATTERNS = {8: torch.int64, 4: torch.int32}

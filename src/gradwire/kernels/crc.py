@@ -12,7 +12,7 @@ import zlib
 import torch
 from torch import Tensor
 
-from .build import load_library
+from .libraries import load_library
 
 
 def crc32(tensor: Tensor, value: int = 0) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import InvalidSetting
-from .build import INT32_MAX, check_vector, load_library
+from .libraries import INT32_MAX, check_vector, load_library
 
 
 def count_distinct(lists: Sequence[torch.Tensor], num_places: int) -> int:

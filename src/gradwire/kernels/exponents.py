@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RanksDiffer
-from .build import check_vector, load_library
+from .libraries import check_vector, load_library
 
 BLOCK = 4096
 _STREAMS = 4

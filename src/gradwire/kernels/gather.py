@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidSetting, invalid
-from .build import check_floating, check_vector, load_library, serves_cpp
+from .libraries import check_floating, check_vector, load_library, serves_cpp
 
 
 def take(

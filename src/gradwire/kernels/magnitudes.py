@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import invalid
-from .build import check_floating, check_vector, load_library, serves_cpp
+from .libraries import check_floating, check_vector, load_library, serves_cpp
 
 _NORM_BLOCK, _LANES = 8192, 16
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .build import check_floating, check_vector, load_library, serves_cpp
+from .libraries import check_floating, check_vector, load_library, serves_cpp
 
 
 def accumulate(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid
-from .build import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
+from .libraries import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
 
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import InvalidSetting, invalid
-from .build import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
+from .libraries import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
 
 _REFUSED = 2
 """The status that the C++ returns for ranges that are not valid."""

@@ -23,7 +23,7 @@ import torch
 from ..contract import Exchange
 from ..contract.spec import CHUNK_ALIGNMENT
 from ..errors import InvalidSetting
-from ..exchange.hosts import on_hosts
+from ..exchange.two_level import on_hosts
 from .data.cluster import Cluster
 from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from .data.profile import Profile, ProfiledTensor

@@ -22,7 +22,7 @@ from ..compress.none import none
 from ..contract import Exchange
 from ..errors import invalid
 from ..exchange.by_name import exchange_for
-from ..kernels.build import backend
+from ..kernels.libraries import backend
 from ..planning.default_fusion import NamedParam
 from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
 from .failure.integrity import Check
@@ -75,7 +75,7 @@ def grid_of(model: nn.Module, group: Any, shards: Any, mesh: Any, settings: Sett
     timeout = settings.patience
     if mesh is None:
         return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks, found)
-    from .grid.hosts import join_mesh
+    from .grid.host_mesh import join_mesh
 
     return Grid(join_mesh(mesh, found, shards, timeout), ALONE, mesh, ranks, found)
 

@@ -27,7 +27,7 @@ from ..compress.none import none
 from ..contract.verbs import AllReduce, Among, Steps
 from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import with_error_feedback
-from ..exchange.hosts import on_hosts
+from ..exchange.two_level import on_hosts
 from ..planning.data.plan import Plan
 from .ddp.comm_hook import DDPHooks, DDPInTurn
 from .failure.guard import Guard

@@ -59,7 +59,7 @@ class Settings:
         """The same with the exchange resolved; raises ``InvalidSetting`` for what is wrong."""
         exchange, ranks_per_host = resolve(self.exchange), 1
         if mesh is not None:
-            from .grid import hosts
+            from .grid import host_mesh as hosts
 
             ranks_per_host = hosts.ranks_per_host(mesh, who)
         for name, (is_right, accepted, remedy) in _ACCEPTED.items():

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.sparse.entries import Entries, Parts
-from gradwire.kernels.sparse.gpu import partition as gpu
+from gradwire.kernels.sparse.gpu import partition_launch as gpu
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_lab.hashing.algorithm_1 import algorithm_1
@@ -169,7 +169,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gradwire.kernels.sparse.gpu import device
+from gradwire.kernels.sparse.gpu import partition_device as device
 from gradwire_lab.hashing import hash_device
 
 shapes = {"WORLD": 8, "BLOCK": 1024, "REHASHES": 3}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradwire.errors import InvalidSetting
-from gradwire.kernels.build import reference_only
+from gradwire.kernels.libraries import reference_only
 from gradwire.kernels.sparse.entries import Entries, Part, check_entries, nonzero
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.elias_fano import elias_fano

@@ -22,7 +22,7 @@ from gradwire.planning.data.profile import Measurement, Profile
 from gradwire.planning.data.sparsity import SparsityProfile
 from gradwire.planning.data.stored import Stored
 from gradwire.planning.explain import alternatives, explain
-from gradwire.planning.plan import plan as make_plan
+from gradwire.planning.make_plan import plan as make_plan
 from gradwire.planning.simulation.timeline import simulate
 from tests.planning.data.mutations import BROKEN, mutated
 from tests.planning.test_zen import SLOW, profile, sparsity

@@ -20,7 +20,7 @@ from gradwire.errors import InvalidSetting, invalid
 from gradwire.planning.catalogue import load_or_read
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.plan import plan as make_plan
+from gradwire.planning.make_plan import plan as make_plan
 from gradwire.planning.simulation.timeline import simulate as run_plan
 from gradwire_lab.planning.tune import search_space
 

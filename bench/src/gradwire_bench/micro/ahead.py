@@ -21,12 +21,12 @@ from typing import Any
 from gradwire.cli.report.table import Row
 from gradwire.compress.onebit import onebit
 from gradwire.contract import registry as load
-from gradwire.dsl.gpu.build import Launcher, launch_shape
+from gradwire.dsl.gpu.launch import Launcher, launch_shape
 from gradwire.dsl.gpu.render import FIRST, counting, parameters, row, type_of
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting, NotInstalled
-from gradwire.kernels.build import has_triton
+from gradwire.kernels.libraries import has_triton
 
 ARCHITECTURES = (80, 90)
 """The compute capabilities that are compiled for: A100 (sm_80) and H100 (sm_90)."""
@@ -96,7 +96,7 @@ def _types(kernel: Kernel) -> dict[str, str]:
 
 def _written() -> Iterator[Launch]:
     """The kernels that are written by hand."""
-    from gradwire.kernels.sparse.gpu import device
+    from gradwire.kernels.sparse.gpu import partition_device as device
     from gradwire_lab.dsl import runs_device
     from gradwire_lab.hashing import hash_device
 

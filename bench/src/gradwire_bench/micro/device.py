@@ -34,7 +34,7 @@ from gradwire.contract import Compressor
 from gradwire.contract.units import format_rate
 from gradwire.errors import UnknownName, invalid
 from gradwire.kernels.sparse.entries import Entries
-from gradwire.kernels.sparse.gpu import partition as gpu_partition
+from gradwire.kernels.sparse.gpu import partition_launch as gpu_partition
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.micro.kernel import COPY_BYTES, KernelCase, codec_cases, shipped

@@ -10,7 +10,7 @@ from typing import Any
 from gradwire.cli.report.table import Row
 from gradwire.contract.spec import chunk_bounds
 from gradwire.errors import UnknownName, invalid
-from gradwire.exchange.hosts import TwoLevel
+from gradwire.exchange.two_level import TwoLevel
 
 from ..testbed.hosts import Testbed, open_hosts
 from ..testbed.ranks import Report, run_ranks

@@ -24,9 +24,9 @@ from gradwire.contract.registry import load, names
 from gradwire.contract.spec import TensorSpec, chunk_bounds, squarest
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
-from gradwire.exchange.hosts import on_hosts
 from gradwire.exchange.pair import pair
-from gradwire.kernels.build import backend
+from gradwire.exchange.two_level import on_hosts
+from gradwire.kernels.libraries import backend
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.step.engine import Engine
 

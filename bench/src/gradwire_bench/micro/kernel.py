@@ -27,7 +27,7 @@ from gradwire.contract import Compressor, Layout
 from gradwire.contract.registry import load, names
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import invalid
-from gradwire.kernels.build import backend
+from gradwire.kernels.libraries import backend
 
 TimedCall = Callable[[], object]
 Peers = Callable[[Compressor, Tensor, Tensor], dict[str, dict[str, TimedCall]]]

@@ -27,8 +27,8 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.compress.terngrad import terngrad
 from gradwire.contract import Compressor
 from gradwire.errors import NotInstalled, invalid
-from gradwire.kernels.build import has_triton
 from gradwire.kernels.compiler import find_compiler
+from gradwire.kernels.libraries import has_triton
 from gradwire_bench.micro.kernel import Peers, TimedCall
 from gradwire_lab.compress.tbq import tbq
 

@@ -21,11 +21,11 @@ from torch import Tensor
 from gradwire.cli.report.table import Row
 from gradwire.contract.travel import bytes_sent
 from gradwire.errors import NotInstalled, invalid
-from gradwire.kernels.build import has_triton
+from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries, parts_of
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
-from gradwire.kernels.sparse.gpu import partition as gpu
+from gradwire.kernels.sparse.gpu import partition_launch as gpu
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation

@@ -25,9 +25,9 @@ from gradwire.planning.check import check
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.make_plan import plan as plan_for
 from gradwire.planning.measure.codecs import measure_codecs
 from gradwire.planning.measure.links import measure_cluster
-from gradwire.planning.plan import plan as plan_for
 from gradwire.runtime.attach import attach
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.handle import Handle

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import invalid
-from gradwire.kernels.build import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
+from gradwire.kernels.libraries import (
+    INT32_MAX,
+    check_floating,
+    check_vector,
+    load_library,
+    serves_cpp,
+)
 
 from ._reaching import SOURCES
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import invalid
-from gradwire.kernels.build import check_floating, check_vector, load_library, serves_cpp
+from gradwire.kernels.libraries import check_floating, check_vector, load_library, serves_cpp
 from gradwire.kernels.select import check_addressable, keys_of, list_chosen
 
 SOURCES = Path(__file__).parent / "csrc"

@@ -39,7 +39,7 @@ from gradwire.dsl.language import Type
 from gradwire.dsl.operators import check_name
 from gradwire.dsl.symbols import Coded, Symbol, Vector, refuse, tracing
 from gradwire.errors import RanksDiffer, invalid
-from gradwire.kernels.build import has_triton, load_library
+from gradwire.kernels.libraries import has_triton, load_library
 
 from . import runs_launch
 

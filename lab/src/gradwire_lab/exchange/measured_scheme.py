@@ -28,7 +28,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.collective.steps.entries import num_entries, value_dtype
+from gradwire.collective.steps.ordered_sums import num_entries, value_dtype
 from gradwire.collective.steps.sizes import tell_count
 from gradwire.contract import Compressor, Exchange, Layout, Member, Result, State
 from gradwire.contract.bounds import check_whole

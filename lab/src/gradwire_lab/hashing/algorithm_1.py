@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradwire.kernels.sparse.entries import Entries, Parts, part_length
-from gradwire.kernels.sparse.gpu.partition import BLOCK, check_range, places, taken
+from gradwire.kernels.sparse.gpu.partition_launch import BLOCK, check_range, places, taken
 from gradwire.kernels.sparse.permutation import Permutation
 
 REHASHES = 3

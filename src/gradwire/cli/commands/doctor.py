@@ -131,8 +131,8 @@ def shaper() -> list[Row]:
 def kernels() -> list[Row]:
     """Rows of the kernels that serve on the CPU, which are built if need be, and on a GPU."""
     from ...contract.registry import load, names
-    from ...kernels.build import backend
     from ...kernels.compiler import find_compiler
+    from ...kernels.libraries import backend
 
     every = [(name, load("compress", name)) for name in names("compress")]
     on_host = [name for name, kind in every if getattr(kind.traits, "host_only", False)]

@@ -17,7 +17,7 @@ from ...planning.data.plan import Plan, PlannedMessage
 from ...planning.data.profile import Profile
 from ...planning.explain import alternatives, explain, own_reasons
 from ...planning.exposed import Account
-from ...planning.plan import plan as make_plan
+from ...planning.make_plan import plan as make_plan
 from ..report.output import emit, progress
 from ._inputs import RANKS, RATE, read_cluster, read_settings
 

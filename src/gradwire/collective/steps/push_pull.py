@@ -35,7 +35,7 @@ from ...kernels.sparse.formats.coo import coo
 from ...kernels.sparse.partition import partition
 from ...kernels.sparse.permutation import Permutation
 from ...kernels.sparse.scatter import scatter_entries
-from .entries import (
+from .ordered_sums import (
     Packed,
     asked_of,
     cleared,

@@ -27,7 +27,7 @@ from ...contract.spec import working_dtype
 from ...contract.verbs import AllGather, Compute, Steps
 from ...kernels.sparse.entries import Entries
 from ...kernels.sparse.formats.coo import coo
-from .entries import merged_entries
+from .ordered_sums import merged_entries
 from .push_pull import Cut, PushPull, cached_parts
 from .sizes import tell_count
 

@@ -52,8 +52,8 @@ from .._coo import check_addressable
 from .._narrow import narrow, widen, width_of
 from .allocation import Allocation, owners
 from .layer_k import layer_k
+from .layer_partition import Partition, partition_of
 from .layerwise import select_layers
-from .partition import Partition, partition_of
 from .support import Pending, SelectedSupport, SharedSupport
 
 _COUNT_BYTES = torch.int32.itemsize

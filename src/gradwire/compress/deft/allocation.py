@@ -19,7 +19,7 @@ from ...contract import Member
 from ...errors import RanksDiffer
 from ...kernels.gather import lay_runs
 from . import bin_packing
-from .partition import Partition
+from .layer_partition import Partition
 
 
 def owners(partition: Partition, k_L: Tensor, world: int, delegate: int) -> Tensor:

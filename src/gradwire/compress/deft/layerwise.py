@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...contract import Member
 from ...kernels import select
-from .partition import Partition
+from .layer_partition import Partition
 
 
 def select_layers(

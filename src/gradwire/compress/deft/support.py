@@ -32,7 +32,7 @@ from ...kernels import select
 from ...kernels.gather import take
 from ...kernels.magnitudes import range_norms
 from .._residual import as_working
-from .partition import Partition, partition_of
+from .layer_partition import Partition, partition_of
 
 
 class Pending(NamedTuple):

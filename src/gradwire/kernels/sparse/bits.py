@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..build import load_library
+from ..libraries import load_library
 
 
 def num_bytes(num_units: int) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..build import load_library, serves_cpp
+from ..libraries import load_library, serves_cpp
 from .entries import Entries, check_entries
 
 _NO_MEMORY, _FIRST_WRONG = -2, -3

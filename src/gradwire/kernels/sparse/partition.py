@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from ...errors import invalid
-from ..build import has_triton, load_library
+from ..libraries import has_triton, load_library
 from .bits import NO_MEMORY
 from .entries import Entries, Parts, check_entries, out_of_range, part_length
-from .gpu import partition as gpu
+from .gpu import partition_launch as gpu
 from .permutation import Permutation
 
 

@@ -11,7 +11,7 @@ above numel is sent through again until it is below (cycle walking), in less tha
 average. The shift by half a word brings high bits down, and the product brings low bits up. Parts
 are told apart by the high bits, which every bit of the index reaches in each round.
 
-Every implementation (this file's, kernels/csrc/permutation.h, gpu/device.py) has the same bits.
+Every implementation has the same bits: this one, csrc/permutation.h and gpu/partition_device.py.
 Legend: K indices.
 """
 
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..build import INT32_MAX, load_library
+from ..libraries import INT32_MAX, load_library
 
 ROUNDS = 3
 _WORD = 2**64 - 1

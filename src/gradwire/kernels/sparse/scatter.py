@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..build import load_library, serves_cpp
+from ..libraries import load_library, serves_cpp
 from .entries import Entries, Part, check_entries, num_units
 
 

@@ -47,7 +47,7 @@ from ...contract.verbs import (
 )
 from ...errors import InvalidSetting, UnknownName, invalid
 from ...exchange.by_name import exchange_for
-from ...exchange.hosts import among_hosts, on_hosts
+from ...exchange.two_level import among_hosts, on_hosts
 from ...runtime.failure.membership import join
 from ...runtime.step.engine import Engine, figures_of_all
 from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, Host, VerbName

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...contract import Exchange
 from ...contract.member import turns_of
 from ...contract.spec import TensorSpec
-from ...exchange.hosts import on_hosts
+from ...exchange.two_level import on_hosts
 from ..check import check
 from ..data.cluster import Cluster
 from ..data.fit import LineFit

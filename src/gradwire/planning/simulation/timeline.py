@@ -13,7 +13,7 @@ from ...contract import Exchange
 from ...contract.spec import TensorSpec
 from ...contract.trace.span import Span, Trace
 from ...errors import InvalidSetting, invalid
-from ...exchange.hosts import on_hosts
+from ...exchange.two_level import on_hosts
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Layer, Profile

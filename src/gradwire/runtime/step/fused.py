@@ -66,7 +66,7 @@ def fused_messages(
         else:
             carrier = kinds.exchange_of(name, param)
             if settings.ranks_per_host > 1:
-                from ...exchange.hosts import on_hosts
+                from ...exchange.two_level import on_hosts
 
                 carrier = on_hosts(carrier, settings.ranks_per_host)
             carried = num_flags if members is fused[-1] else 0

@@ -9,8 +9,8 @@ from ...contract import Exchange
 from ...contract.collective import Collective
 from ...contract.member import turns_of
 from ...errors import InvalidSetting
-from ...exchange.hosts import on_hosts
 from ...exchange.pair import Pair
+from ...exchange.two_level import on_hosts
 from ...planning.check import check
 from ...planning.data.plan import Plan, PlannedMessage
 from ...planning.data.profile import Layer, Profile, ProfiledTensor

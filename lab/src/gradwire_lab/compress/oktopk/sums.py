@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.collective.steps.entries import Packed, decoded, merged_entries, split
+from gradwire.collective.steps.ordered_sums import Packed, decoded, merged_entries, split
 from gradwire.collective.steps.push_pull import push
 from gradwire.contract import Member
 from gradwire.contract.payload import Payload

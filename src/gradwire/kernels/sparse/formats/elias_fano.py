@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ....contract.payload import Field, Format, Payload
 from ....errors import InvalidSetting, invalid
-from ...build import load_library
+from ...libraries import load_library
 from .. import bits
 from ..entries import Entries, check_entries
 from ..format import SparseFormat

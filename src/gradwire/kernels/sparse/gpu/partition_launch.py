@@ -75,6 +75,6 @@ def taken(entries: Entries, local_K: Tensor, order_K: Tensor) -> Entries:
 @cache
 def _device() -> Any:
     """The kernels; importing them needs triton."""
-    from . import device
+    from . import partition_device as device
 
     return device
