@@ -187,7 +187,8 @@ def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) 
     """
 
     def decode() -> None:
-        if residual_N is None or not bool(residual_N.any()):
+        # In a run without data there is nothing to look at.
+        if residual_N is None or residual_N.is_meta or not bool(residual_N.any()):
             out_N.copy_(grad_N)
         else:
             out_N.copy_(residual_N.add_(grad_N))
