@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.collective.steps.sizes import SIZE_BYTES
 from gradwire.compress.nonzero import nonzero
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import Exchange, run_local
 from gradwire.exchange.counted import LOSSLESS, counted, fastest
 from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.hosts import on_hosts
 from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.exchange.natural import INNER, Natural, count_units, with_natural_sparsity
 from tests.lab.test_measured_scheme import ways as ways_by_step
@@ -114,6 +116,16 @@ def test_a_choice_of_one_rank_alone_is_caught() -> None:
 
 def test_one_rank_alone_goes_no_way() -> None:
     assert ways(DENSE, tables(1, 5)) == [None]
+
+
+def test_predictions_take_it_for_the_inner_exchange() -> None:
+    spec, inner = gw.TensorSpec("table", ROWS * WIDTH), gw.exchange_for(gw.compress.topk())
+    sent = inner.bytes_of_rank(spec, 3)
+    assert sent is not None
+    natural = with_natural_sparsity(inner, WIDTH)
+    assert natural.expected_bytes(spec, 3) == [sent + 2 * SIZE_BYTES] * 3
+    assert natural.wire_bytes(spec, 3) is None, "it varies"
+    assert on_hosts(natural, 2).bytes_of_rank(spec, 2), "a host alone"
 
 
 def test_rows_leave_no_residual_and_dense_steps_do() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import gradwire as gw
 from gradwire.contract.registry import examples
+from gradwire.contract.verbs import AllReduce, Compute
 from gradwire.planning.default_fusion import default_cap_bytes, fuse
 from tests.runtime.training import named
 
@@ -42,6 +46,32 @@ def test_who_states_no_bytes_counts_as_uncompressed() -> None:
 
     params = [("weight", nn.Linear(2048, 4096, bias=False).weight)]
     assert default_cap_bytes(params, silent(), 2) == 4 * MIB
+
+
+@dataclass
+class Own(gw.Exchange):
+    """A user's own exchange: its settings may change, and it may ask for a gradient's values."""
+
+    asks: bool
+    names: list[str] = field(default_factory=list)
+
+    def init(self, spec: gw.TensorSpec, world: int) -> None:
+        return None
+
+    def synchronise(
+        self, me: Any, state: Any, grad_N: torch.Tensor, out_N: torch.Tensor, residual_N: Any = None
+    ) -> Any:
+        def read() -> torch.Tensor:
+            return torch.from_numpy(grad_N.numpy()) if self.asks else grad_N
+
+        yield AllReduce((yield Compute("encode", read, 0)))
+        return state
+
+
+def test_a_user_s_own_exchange_is_not_refused_for_what_a_run_without_data_cannot_do() -> None:
+    spec = gw.TensorSpec("weight", 64)
+    assert Own(asks=False).bytes_of_rank(spec, 2) == spec.size_bytes
+    assert Own(asks=True).bytes_of_rank(spec, 2) is None
 
 
 def test_large_gradients_travel_alone_and_small_ones_together() -> None:

@@ -165,7 +165,10 @@ class Exchange(metaclass=KeywordSettings):
         return self.expected_bytes(spec, world) if self.exact_size or world == 1 else None
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """``wire_bytes`` of payloads of typical size where sizes vary: predictions use them."""
+        """``wire_bytes`` of payloads of typical size where sizes vary: predictions use them.
+
+        They are those of a first step: where ranks take turns at a broadcast, rank 0 is its root.
+        """
         each = [self.bytes_of_rank(spec, world, rank) for rank in range(world)]
         found = [size_bytes for size_bytes in each if size_bytes is not None]
         return found if len(found) == world else None
@@ -187,7 +190,8 @@ def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) 
     """
 
     def decode() -> None:
-        if residual_N is None or not bool(residual_N.any()):
+        # In a run without data there is nothing to look at.
+        if residual_N is None or residual_N.is_meta or not bool(residual_N.any()):
             out_N.copy_(grad_N)
         else:
             out_N.copy_(residual_N.add_(grad_N))

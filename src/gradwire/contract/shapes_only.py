@@ -183,7 +183,7 @@ def record(exchange: Any, spec: TensorSpec, rank: int, world: int, turn: int = 0
                     asked = text.send(results if isinstance(asked, tuple) else results[0])
                 except StopIteration:
                     break
-    except RuntimeError as error:  # what torch raises where a meta tensor's values are asked for
+    except (RuntimeError, TypeError) as error:  # which torch raises where it is asked for values
         raise _LooksAtValues(
             f"{exchange!r} cannot be simulated: it looks at values, and there are none "
             f"({str(error).splitlines()[0]}); only exchanges whose verbs and sizes follow from the "
@@ -196,11 +196,22 @@ def bytes_of_rank(exchange: Any, spec: TensorSpec, world: int, rank: int) -> int
     """Bytes that a rank sends for one gradient; see ``Exchange.bytes_of_rank``."""
     if world == 1:
         return 0
+    counted = _bytes_sent if _is_hashable(exchange) else _bytes_sent.__wrapped__
     try:
-        found, is_of_its_rank = _bytes_sent(exchange, spec, world, 0)
-        return _bytes_sent(exchange, spec, world, rank)[0] if is_of_its_rank else found
+        found, is_of_its_rank = counted(exchange, spec, world, 0)
+        return counted(exchange, spec, world, rank)[0] if is_of_its_rank else found
     except _LooksAtValues:
         return None
+
+
+def _is_hashable(exchange: Any) -> bool:
+    """Whether bytes can be kept for it; a user's own exchange may be a dataclass that is not
+    frozen."""
+    try:
+        hash(exchange)
+    except TypeError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=4096)

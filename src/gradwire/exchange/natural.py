@@ -108,7 +108,8 @@ class Natural(Wrapper):
         me.way = me.imbalance = None
         if me.world > 1:
             counts, payload = yield from self._tell(me, grad_N, residual_N)
-            me.way = self._choose(counts, float(state.growth_1), grad_N)
+            growth = 0.0 if state.growth_1.is_meta else float(state.growth_1)
+            me.way = self._choose(counts, growth, grad_N)
         if me.way in (None, INNER):
             inner = yield from self.inner.synchronise(me, state.inner, grad_N, out_N, residual_N)
             return NaturalState(state.growth_1, inner)
@@ -152,8 +153,10 @@ class Natural(Wrapper):
     def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:
         """The way of a step, from counts that all ranks know: a scheme's name, or ``INNER``."""
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
-        sent = self.inner.bytes_of_rank(spec, len(counts)) if spec.numel else None
-        if sent is None or max(counts) > MOST * num_units(spec.numel, self.width):
+        if not spec.numel or max(counts) > MOST * num_units(spec.numel, self.width):
+            return INNER
+        sent = self.inner.bytes_of_rank(spec, len(counts))
+        if sent is None:
             return INNER
         at = counted(counts, spec.numel, self.width, spec.dtype, growth)
         best = fastest(at)
