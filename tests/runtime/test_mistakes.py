@@ -348,6 +348,8 @@ def test_a_part_of_an_attached_model_is_attached_already() -> None:
     [
         ("timeout", 30),
         ("trace_steps", -1),
+        ("trace_steps", None),
+        ("checksums", None),
         ("compress_if", None),
         ("num_channels", 2.5),
         ("bucket_cap_mb", "4"),

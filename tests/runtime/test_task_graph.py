@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import count, pairwise
 from typing import Any
@@ -81,6 +82,21 @@ def test_a_task_waits_for_all_that_it_depends_on(stage: Stage) -> None:
     release()
     stage.wait_for(both)
     assert stage.ran == ["first", "second", "both"]
+
+
+def test_an_idle_lane_keeps_nothing_of_its_last_task(stage: Stage) -> None:
+    """Not what the task refers to, as a gradient, nor what those do that it freed."""
+    seen = []
+    for lane in ("compute", "network"):
+        first = stage.task("first", lane, fn=(held := threading.Event()).is_set)
+        last = stage.manager.add(stage.task("last", fn=held.is_set), [first])
+        stage.wait_for(stage.manager.add(first), last)
+        seen.append(weakref.ref(held))
+        del first, last, held
+    end_s = time.monotonic() + WAIT_S
+    while any(one() for one in seen) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert [one() for one in seen] == [None, None]
 
 
 def test_completion_promotes_along_a_chain_across_lanes(stage: Stage) -> None:

@@ -114,12 +114,20 @@ def _is_cap(given: Any) -> bool:
     return given is None or (isinstance(given, int | float) and 0 < given < math.inf)
 
 
-def _is_whole(least: int) -> Callable[[Any], bool]:
-    return lambda given: given is None or (isinstance(given, int) and given >= least)
+def _is_number(given: Any) -> bool:
+    return given is None or (isinstance(given, int) and given >= 1)
 
 
 def _is(kind: type) -> Callable[[Any], bool]:
     return lambda given: given is None or isinstance(given, kind)
+
+
+def _counts(given: Any) -> bool:
+    return isinstance(given, int) and given >= 0
+
+
+def _is_switch(given: Any) -> bool:
+    return isinstance(given, bool)
 
 
 def _lasts(given: Any) -> bool:
@@ -129,11 +137,11 @@ def _lasts(given: Any) -> bool:
 _SHRINK = "write 'shrink' for going on without lost ranks"
 _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "bucket_cap_mb": (_is_cap, "a positive number or None", "leave it out"),
-    "num_channels": (_is_whole(1), "an integer of at least 1", "write 4"),
-    "trace_steps": (_is_whole(0), "an integer of at least 0", "write 4"),
+    "num_channels": (_is_number, "an integer of at least 1", "write 4"),
+    "trace_steps": (_counts, "an integer of at least 0", "write 4"),
     "optimizer": (_is(Optimizer), "a torch.optim.Optimizer or None", "pass yours"),
     "scaler": (_is(GradScaler), "a torch.amp.GradScaler or None", "pass the loss's own"),
-    "checksums": (_is(bool), "True or False", "leave it out"),
+    "checksums": (_is_switch, "True or False", "leave it out"),
     "on_failure": (("end", "shrink").__contains__, "'end' or 'shrink'", _SHRINK),
     "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
     "compress_if": (callable, "a function of name and parameter", "leave it out"),

@@ -223,6 +223,8 @@ class TaskManager:
                 self._busy.add(lane)
             for freed in self._do(task, lane):
                 self._promote(freed)
+                del freed
+            del task  # an idle lane keeps nothing that its last tasks refer to
 
     def _took(self, lane: str) -> bool:
         """Takes an idle lane for the caller's thread; returns whether it was idle."""
