@@ -15,9 +15,9 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import Exchange, run_local
 from gradwire.exchange.counted import LOSSLESS, counted, fastest
 from gradwire.exchange.error_feedback import with_error_feedback
-from gradwire.exchange.hosts import on_hosts
 from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.exchange.natural import INNER, Natural, count_units, with_natural_sparsity
+from gradwire.exchange.two_level import on_hosts
 from tests.lab.test_measured_scheme import ways as ways_by_step
 from tests.strategies import bounded
 
