@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 QUICK_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared")
 ROOT = Path(__file__).parents[2]
-LOAD = "from gradwire.kernels import build; print(build.load_library('select') is not None)"
+LOAD = "from gradwire.kernels import libraries; print(libraries.load_library('select') is not None)"
 
 
 @pytest.fixture(autouse=True)
