@@ -227,6 +227,8 @@ class _Training:
         draft = self._file.with_suffix(".new")
         torch.save(kept, draft)
         draft.replace(self._file)
+        if self._accident.kind == "resume":
+            dist.barrier()  # no rank is killed before all files are there
 
     def _resume(self, optimizer: SGD, handle: Handle) -> int:
         """Takes up what the file holds; returns the next step."""
