@@ -236,17 +236,14 @@ class Attachment(ABC):
 
     def _tensors(self) -> list[tuple[str, Tensor, str]]:
         """Every tensor that ranks must share, as they hold it, its name and how it is treated."""
-        model, compress_if, sparse = (
-            self.model,
-            self.settings.compress_if,
-            sparse_weights(self.model),
-        )
-        tensors = [
-            (name, p, "compressed" if compress_if(name, p) else "uncompressed")
-            if id(p) not in sparse
-            else (name, p, "sparse")
-            for name, p in self.held
-        ]
+        model, sparse = self.model, sparse_weights(self.model)
+
+        def how(name: str, param: Tensor) -> str:
+            if id(param) in sparse:
+                return "sparse"
+            return "compressed" if self.settings.compress_if(name, param) else "uncompressed"
+
+        tensors = [(name, param, how(name, param)) for name, param in self.held]
         if not isinstance(model, DistributedDataParallel):
             frozen = [one for one in model.named_parameters() if not one[1].requires_grad]
             for kind, found in ("frozen", frozen), ("buffer", model.named_buffers()):
