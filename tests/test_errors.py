@@ -13,6 +13,7 @@ import pytest
 
 import gradwire as gw
 from gradwire import errors
+from tests.each import each
 
 
 def test_the_tree_is_as_drawn() -> None:
@@ -26,7 +27,7 @@ def test_the_tree_is_as_drawn() -> None:
             )
 
 
-@pytest.mark.parametrize(
+@each(
     "kind",
     [
         errors.InvalidSetting,
@@ -64,8 +65,8 @@ def test_a_failed_rank_is_named() -> None:
     assert errors.RankFailed("unknown").ranks == ()
 
 
-@pytest.mark.parametrize(
-    ("made", "said"),
+@each(
+    "made, said",
     [
         (lambda: gw.compress.topk(0.01), r"\(density, values.*write topk\(density=0.01\)"),
         (lambda: gw.compress.qsgd(4), r"write qsgd\(bitwidth=4\)"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gradwire as gw
+from tests.each import each
 from tests.runtime.ranks import run_alone
 
 SOURCE = Path(gw.__file__).parent
@@ -28,7 +29,7 @@ def test_type_checkers_see_the_names_there_are() -> None:
     assert len(set(gw.__all__)) == len(gw.__all__)
 
 
-@pytest.mark.parametrize("name", gw.__all__)
+@each("name", gw.__all__)
 def test_every_name_is_found_and_is_its_own(name: str) -> None:
     found = getattr(gw, name)
     assert getattr(gw, name) is found

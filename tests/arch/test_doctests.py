@@ -5,14 +5,13 @@ from __future__ import annotations
 import doctest
 import importlib
 
-import pytest
-
 from tests.arch.source import Source, sources
+from tests.each import each
 
 WITH_EXAMPLES = [source for source in sources() if ">>> " in source.text]
 
 
-@pytest.mark.parametrize("source", WITH_EXAMPLES, ids=repr)
+@each("source", WITH_EXAMPLES)
 def test_examples_in_docstrings(source: Source) -> None:
     module = importlib.import_module(source.name)
     result = doctest.testmod(module, optionflags=doctest.ELLIPSIS)

@@ -6,10 +6,9 @@ import ast
 import re
 from functools import cache
 
-import pytest
-
 from tests.arch.source import PACKAGE, ROOT, Source, read, sources
 from tests.arch.test_names import library
+from tests.each import each
 
 ROOMS = ("planning/data", "collective/steps", "planning")
 """Folders whose classes are the words in which everybody else speaks."""
@@ -103,8 +102,8 @@ def test_the_glossary_is_read_row_by_row() -> None:
     assert terms(SPECIMEN) == ["message", "push", "pull", "density asked", "common"]
 
 
-@pytest.mark.parametrize(
-    ("code", "num_unknown"),
+@each(
+    "code, num_unknown",
     [
         ("class PlannedMessage: ...\nclass Pulls: ...\nclass _Bundle: ...", 0),
         ("class Bundle: ...", 1),

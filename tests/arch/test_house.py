@@ -8,11 +8,11 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 
-import pytest
 from torch import nn
 
 import gradwire
 from tests.arch.source import FOLDERS, PACKAGE, ROOT, Source, read, sources
+from tests.each import each
 
 MAX_FUNCTION_LINES = 50
 MAX_ROOT_LINES = 52
@@ -118,7 +118,7 @@ def test_docstrings_begin_with_their_subject() -> None:
     assert [opening for source in sources() for opening in dangling(source)] == []
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, "tests", "examples", "scripts"])
+@each("folder", [*FOLDERS, "tests", "examples", "scripts"])
 def test_no_file_has_a_vague_name(folder: str) -> None:
     paths = [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py")]
     assert [str(path) for path in paths if VAGUE.search(path.stem)] == []

@@ -6,8 +6,6 @@ import ast
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
-import pytest
-
 from tests.arch.source import (
     Source,
     imports,
@@ -15,6 +13,7 @@ from tests.arch.source import (
     read,
     sources,
 )
+from tests.each import each
 
 FLOORS = (
     ("version", "errors"),
@@ -190,8 +189,8 @@ KNOWN = frozenset(
 )
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "num_wrong"),
+@each(
+    "path, text, num_wrong",
     [
         ("errors.py", "from .contract.units import format_bytes", 1),
         ("contract/units.py", "from ..errors import invalid", 0),
@@ -220,7 +219,7 @@ def test_the_rule_sees(path: str, text: str, num_wrong: int) -> None:
     assert len(wrong_imports(read(path, text), KNOWN)) == num_wrong
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "import torch.distributed as dist",

@@ -9,10 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-import pytest
-
 from gradwire.errors import NotInstalled
 from tests.arch.source import FOLDERS, FURTHER, PACKAGE, ROOT, nodes_of
+from tests.each import each
 
 PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs/*.md")
 """CHANGELOG.md is none of them: it tells what was."""
@@ -183,8 +182,8 @@ def test_what_lies_elsewhere_is_still_mentioned() -> None:
     assert [path for path in ELSEWHERE if path not in every] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "num_missing"),
+@each(
+    "text, num_missing",
     [
         ("`runtime/step/engine.py` and `planning/simulation/events.py`, in docs/glossary.md", 0),
         ("write `compress/<name>.py`, `collective/NAME.py`; see tests/laws/broken*.py", 0),
@@ -200,8 +199,8 @@ def test_the_rule_of_paths_bites(text: str, num_missing: int) -> None:
     assert len(missing_paths(text)) == num_missing
 
 
-@pytest.mark.parametrize(
-    ("name", "there"),
+@each(
+    "name, there",
     [
         ("gradwire_lab.planning.tune.tune", True),
         ("gradwire.attach", True),
@@ -214,8 +213,8 @@ def test_the_rule_of_dotted_names_bites(name: str, there: bool) -> None:
     assert missing_names(f"see {name}.") == ([] if there else [name])
 
 
-@pytest.mark.parametrize(
-    ("text", "num_missing"),
+@each(
+    "text, num_missing",
     [
         ("``supersteps.Joint`` and `sim.network`, ``torch.compile``, `engine.py`", 0),
         ("see ``rewrite.Joint``", 1),

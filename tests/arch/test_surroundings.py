@@ -7,9 +7,8 @@ import re
 import tomllib
 from collections.abc import Iterator
 
-import pytest
-
 from tests.arch.source import FOLDERS, ROOT, Source, imports, parsed, read, sources
+from tests.each import each
 
 EVERY = (*FOLDERS, "scripts", "examples")
 NEED_ONE = re.compile(r"gpu/device\.py$|/(partition|runs|hash)_device\.py$|^integrations/")
@@ -69,7 +68,7 @@ def early_imports(source: Source, optional: frozenset[str]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("folder", EVERY)
+@each("folder", EVERY)
 def test_text_is_read_and_written_in_a_named_encoding(folder: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"
@@ -107,8 +106,8 @@ def test_no_pickle_of_a_peer_or_a_file_is_run() -> None:
     assert [one for source in sources() for one in unpickling(source)] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "num_wrong"),
+@each(
+    "text, num_wrong",
     [
         ("import pickle\nfrom dill import load\n", 2),
         ("dist.all_gather_object(told, own)\ndist.broadcast_object_list(texts)\n", 2),
@@ -140,8 +139,8 @@ def test_nothing_that_is_shipped_imports_what_tests_are_written_with() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
-    ("text", "num_wrong"),
+@each(
+    "text, num_wrong",
     [
         ("path.read_text()", 1),
         ("path.write_text(text)", 1),
@@ -159,8 +158,8 @@ def test_the_rule_of_encodings_bites(text: str, num_wrong: int) -> None:
     assert len(list(unnamed_encodings(ast.parse(text)))) == num_wrong
 
 
-@pytest.mark.parametrize(
-    ("text", "num_wrong"),
+@each(
+    "text, num_wrong",
     [
         ("import optuna", 1),
         ("from optuna.samplers import TPESampler", 1),

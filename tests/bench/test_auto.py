@@ -9,6 +9,7 @@ from gradwire.runtime.pilot._decisions import Review, decide
 from gradwire_bench.auto.auto import MODELS, AutoBench, cells_table, rows_of
 from gradwire_bench.auto.auto_rank import ANEW
 from gradwire_bench.training.tasks import make_task
+from tests.each import each
 
 
 def test_single_choices_are_those_of_the_fidelity_and_the_dense_one() -> None:
@@ -54,7 +55,7 @@ def test_the_words_for_another_link_are_those_of_the_pilot() -> None:
     assert ANEW in decide(review).why
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each("model", MODELS)
 def test_every_model_learns_from_its_batches(model: str) -> None:
     task = make_task(MODELS[model])
     torch.manual_seed(0)

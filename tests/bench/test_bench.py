@@ -14,6 +14,7 @@ from gradwire_bench.runs.loopback import LoopbackBench
 from gradwire_bench.schedule.schedule import ScheduleBench
 from gradwire_bench.training.training import TrainBench
 from tests.cli.conftest import Ended
+from tests.each import each
 
 Run = Callable[..., Ended]
 KERNEL = ("bench", "kernel", "--only", "onebit", "--numel", "70000", "--rounds", "4", "--json")
@@ -55,7 +56,7 @@ REFUSED: dict[type[Any], dict[str, list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("bench", REFUSED)
+@each("bench", REFUSED)
 def test_settings_that_cannot_be_measured_are_refused(bench: type[Any]) -> None:
     for words, every in REFUSED[bench].items():
         for settings in every:

@@ -10,6 +10,7 @@ from gradwire.contract.trace.span import Span, Trace
 from gradwire.errors import InvalidSetting, UnknownName
 from gradwire_bench.demo.demo import Demo, DemoResult, write_report
 from gradwire_bench.training.tasks import make_task
+from tests.each import each
 
 
 def test_any_compressor_is_taken_by_name() -> None:
@@ -48,7 +49,7 @@ def test_hosts_that_the_machine_could_not_run_are_refused(monkeypatch: pytest.Mo
     assert Demo(hosts=32).start_s == 16 * Demo(hosts=2).start_s > 100
 
 
-@pytest.mark.parametrize("steps", [4, 41])
+@each("steps", [4, 41])
 def test_steps_are_shared_out_among_the_turns(steps: int) -> None:
     with pytest.raises(InvalidSetting, match="steps must be a multiple of 4, 8 at least"):
         Demo(steps=steps)

@@ -21,6 +21,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.errors import GradwireError, InvalidSetting
 from gradwire_bench.micro import device, offload
 from tests.bench.testbed.forked import fork_ranks
+from tests.each import each
 from tests.runtime import late
 from tests.runtime.ranks import Ranks
 
@@ -115,8 +116,8 @@ def test_each_way_to_average_trains_the_same_model(monkeypatch: pytest.MonkeyPat
     assert len({row["num_parameters"] for row in rows}) == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
+@each(
+    "given, text",
     [
         ({"parts": ("kernel",)}, "kernels"),
         ({"device": "tpu"}, "cuda or cpu"),

@@ -9,6 +9,7 @@ from gradwire_bench.faults.accidents import DDP, FLIP_ON_THE_WAY, FSDP, KINDS, L
 from gradwire_bench.faults.faults import FaultsBench, accidents_of, as_markdown, run
 from gradwire_bench.faults.faults_judge import Aftermath, Ending, judge
 from gradwire_bench.testbed.hosts import available
+from tests.each import each
 
 WORLD = 4
 WELL = Ending("", False, (), -1, "", 3.0, 7)
@@ -32,8 +33,8 @@ def aftermath(*endings: Ending | None, **changed: object) -> Aftermath:
 KILLED = aftermath(lost(), lost(), None, lost(step=3))
 
 
-@pytest.mark.parametrize(
-    ("kind", "found", "flaws"),
+@each(
+    "kind, found, flaws",
     [
         ("kill", KILLED, set()),
         ("kill", aftermath(lost(), None, None, lost()), {"hangs"}),
@@ -74,8 +75,8 @@ def side(*ranks: int, text: str = "the network is parted") -> Ending:
     return lost(ranks)._replace(text=text)
 
 
-@pytest.mark.parametrize(
-    ("endings", "flaws"),
+@each(
+    "endings, flaws",
     [
         ((side(2, 3), side(2, 3), side(0, 1), side(0, 1)), set()),
         ((side(2, 3), side(2, 3), side(0), side(0, 1)), {"misnamed"}),

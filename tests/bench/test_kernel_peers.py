@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from gradwire.contract import Compressor
@@ -10,9 +9,10 @@ from gradwire.contract.registry import load, names
 from gradwire.contract.spec import TensorSpec
 from gradwire_bench.micro import kernel
 from gradwire_bench.micro.kernel_peers import PEERS, SELECTING, peers, peers_of
+from tests.each import each
 
 
-@pytest.mark.parametrize("name", PEERS)
+@each("name", PEERS)
 def test_a_peer_does_what_the_compressor_does(name: str) -> None:
     """The same residual and sum; of those that draw, the same on average."""
     codec, peer = load("compress", name)(), PEERS[name]()

@@ -22,6 +22,7 @@ from gradwire_bench.runs.matrix import (
     run,
     write,
 )
+from tests.each import each
 
 SPECIMENS = Path(__file__).parent / "specimens"
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
@@ -69,8 +70,8 @@ def test_more_programs() -> None:
 GOOD = ProgramEnd({"w": "1"}, num_attached=1)
 
 
-@pytest.mark.parametrize(
-    ("runs", "native", "text"),
+@each(
+    "runs, native, text",
     [
         ([[GOOD, GOOD], [GOOD, GOOD]], {"w": "1"}, None),
         ([[GOOD, GOOD], [GOOD, GOOD]], {"w": "2"}, "w ends otherwise than natively"),

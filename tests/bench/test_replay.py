@@ -19,6 +19,7 @@ from gradwire_bench.schedule.replay import (
     VirtualDevice,
     scaled_profile,
 )
+from tests.each import each
 
 OVERSHOOT_S = 0.25
 
@@ -168,7 +169,7 @@ def test_models_may_lie_in_the_same_memory() -> None:
         assert one.grad.data_ptr() == other.grad.data_ptr()
 
 
-@pytest.mark.parametrize("name", catalogue.names())
+@each("name", catalogue.names())
 def test_every_profile_of_the_catalogue_becomes_a_model(name: str) -> None:
     small = scaled_profile(catalogue.load(name), scale=10_000)
     model = Replay(small, device()[0])

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from gradwire.cli.main import app
 from gradwire_bench.micro import select
+from tests.each import each
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def test_every_row_stands_beside_torch(rows):
             assert row["speedup_vs_abs_topk"] == pytest.approx(ratio)
 
 
-@pytest.mark.parametrize("numel", [1, 9_408, 100_000, 25_000_000, 30_000_000])
+@each("numel", [1, 9_408, 100_000, 25_000_000, 30_000_000])
 def test_layers_are_as_long_as_was_asked(numel):
     sizes = select.layer_sizes(numel)
     assert sum(sizes) == numel

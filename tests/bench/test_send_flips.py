@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.send_flips import Outcome, Trial, judged
+from tests.each import each
 
 RIGHT, WRONG = Outcome("", (), "", 7, 9), Outcome("", (), "", 8, 9)
 NAMED, OTHER = (Outcome("RankFailed", (rank,), "", 0, 5) for rank in (2, 1))
@@ -17,8 +18,8 @@ NAMED, OTHER = (Outcome("RankFailed", (rank,), "", 0, 5) for rank in (2, 1))
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    ("ends", "codes", "verdict"),
+@each(
+    "ends, codes, verdict",
     [
         ([RIGHT, RIGHT, RIGHT], [0, 0, 0], "no effect"),
         ([WRONG, WRONG, WRONG], [0, 0, 0], "wrong"),

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from gradwire.contract.registry import names
 from gradwire.errors import InvalidSetting
 from gradwire_bench.cli.simulate import app
+from tests.each import each
 
 RUN = CliRunner()
 
@@ -97,8 +98,8 @@ def test_the_tables_title_says_what_all_rows_share() -> None:
     assert "model" not in printed[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@each(
+    "words, said",
     [
         (("--model", "vgg16", "--ranks", "8,no"), "write --ranks 8,16,32"),
         (("--model", "vgg16", "--ranks", "0"), "write --ranks 8,16,32"),

@@ -10,9 +10,10 @@ from gradwire_bench.micro.draws import IndexDraws, SetMeasures
 from gradwire_bench.micro.sparse import SparseBench, run
 from gradwire_bench.micro.sparse_rank import OWN, SCHEMES
 from tests.bench.testbed.forked import fork_ranks
+from tests.each import each
 
 
-@pytest.mark.parametrize(("overlap", "skew", "run_"), [(0.3, 5.0, 1), (0.6, 1.0, 16), (1.0, 8, 4)])
+@each("overlap, skew, run_", [(0.3, 5.0, 1), (0.6, 1.0, 16), (1.0, 8, 4)])
 def test_draws_are_what_is_asked_for(overlap: float, skew: float, run_: int) -> None:
     draws = IndexDraws(numel=400_000, world=8, density=0.02, overlap=overlap, skew=skew, run=run_)
     pool = draws.pool()

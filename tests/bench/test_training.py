@@ -13,6 +13,7 @@ from gradwire_bench.training.methods import RECIPES, method
 from gradwire_bench.training.tasks import OPTIMIZERS, TASKS, make_task
 from gradwire_bench.training.training import TrainBench, hidden, run
 from gradwire_bench.workloads.train import History
+from tests.each import each
 
 
 def test_losses_and_bytes_stand_beside_those_of_dense() -> None:
@@ -86,7 +87,7 @@ def test_every_task_and_optimizer_has_rows_of_its_own() -> None:
     assert "times_rate" in hidden(bench)
 
 
-@pytest.mark.parametrize("name", sorted(set(TASKS) - {"fashion"}))
+@each("name", sorted(set(TASKS) - {"fashion"}))
 def test_a_seed_draws_batches_and_the_held_out_examples_stay(name: str) -> None:
     first, second = make_task(name, seed=0), make_task(name, seed=1)
     inputs, targets = first.batch(0, 0, 2)
@@ -98,7 +99,7 @@ def test_a_seed_draws_batches_and_the_held_out_examples_stay(name: str) -> None:
     assert first.score(model) == second.score(model)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@each("name", OPTIMIZERS)
 def test_a_rate_is_a_multiple_of_the_tasks_own(name: str) -> None:
     model = make_task("gpt").make_model()
     own, twice = (

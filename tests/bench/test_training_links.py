@@ -21,6 +21,7 @@ from gradwire_bench.training.training_links import (
     reached,
     run,
 )
+from tests.each import each
 
 
 def bench(
@@ -122,8 +123,8 @@ def test_the_line_between_two_scores_is_followed_to_the_goal() -> None:
     assert reached(points, 2.9) is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "what"),
+@each(
+    "settings, what",
     [
         ({"rates_bytes_per_s": ()}, "rates of links must be one or more"),
         ({"goal_step": PERIOD + 1}, "goal step must be a multiple of 20"),

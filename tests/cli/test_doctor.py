@@ -15,6 +15,7 @@ from gradwire.cli.report.table import Row
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.measure.torch_allreduce import LinkReport
 from tests.cli.conftest import Ended
+from tests.each import each
 
 Run = Callable[..., Ended]
 HOST: list[Row] = [{"name": "eth0"}, {"name": "lo"}]
@@ -78,8 +79,8 @@ def test_only_relevant_variables_are_shown() -> None:
     assert [row["name"] for row in shown] == ["NCCL_DEBUG", "RANK"]
 
 
-@pytest.mark.parametrize(
-    ("variables", "address", "named"),
+@each(
+    "variables, address, named",
     [
         ({}, "10.0.0.5", []),
         ({}, "127.0.1.1", ["host name"]),
@@ -132,8 +133,8 @@ def test_an_address_that_no_server_names_is_told() -> None:
     assert "RES_OPTIONS=attempts:0" in str(warning["remedy"])
 
 
-@pytest.mark.parametrize(
-    ("variables", "num_cores", "remedy"),
+@each(
+    "variables, num_cores, remedy",
     [
         ({}, 2, None),
         ({"LOCAL_WORLD_SIZE": "4"}, 8, "set OMP_NUM_THREADS=2 for every rank"),
@@ -169,8 +170,8 @@ def test_versions_name_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) ->
     assert {name: rows[name] for name in diagnosis.REPORT} == {"matplotlib": None, "jinja2": None}
 
 
-@pytest.mark.parametrize(
-    ("fit", "reliable"),
+@each(
+    "fit, reliable",
     [
         (LineFit(alpha_s=1e-4, per_unit_s=1e-8, residual=0.05), True),
         (LineFit(alpha_s=1e-4, per_unit_s=1e-8, residual=0.5), False),

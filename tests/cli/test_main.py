@@ -17,6 +17,7 @@ from gradwire.contract import registry
 from gradwire.contract.registry import Home
 from gradwire.errors import ExitCode, GradwireError, InvalidSetting, RankFailed
 from tests.cli.conftest import Ended
+from tests.each import each
 
 Run = Callable[..., Ended]
 
@@ -108,8 +109,8 @@ def test_our_own_mistakes_keep_their_traceback(
         entry.main()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@each(
+    "words, said",
     [
         (("lst",), "list"),
         (("list", "--jsn"), "--json"),

@@ -17,6 +17,7 @@ from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.bytescheduler import bytescheduler
 from tests.cli.conftest import Ended
+from tests.each import each
 
 Gradwire = Callable[..., Ended]
 VGG16 = catalogue.load("vgg16")
@@ -90,8 +91,8 @@ def test_explained_in_words_with_all_planners_beside_it(gradwire: Gradwire) -> N
     assert own["simulated_s"] == iteration_s(usbyte(VGG16, EIGHT), VGG16, EIGHT)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@each(
+    "words, said",
     [
         ((), "write --model vgg16, or --show plan.json"),
         (("--model", "vg16"), "did you mean 'vgg16'"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.steps.rounds import FEW as FEW_AT_A_TIME
 from gradwire.compress.none import none
@@ -12,6 +10,7 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.contract import Compressor
 from gradwire.exchange.pair import pair
 from gradwire_lab.compress.hardthreshold import hardthreshold
+from tests.each import each
 from tests.planning.simulation.test_computes import CHUNK, Done, computes
 
 IN_ROUNDS = casync_ps(room_bytes=0)
@@ -22,8 +21,8 @@ def _alone(own: list[Done], name: str) -> float:
     return sum(one.numel for one in own if one.name == name and not one.is_beside) / CHUNK
 
 
-@pytest.mark.parametrize("world", [4, 5, 8, 17])
-@pytest.mark.parametrize("codec", [onebit(), qsgd()], ids=repr)
+@each("world", [4, 5, 8, 17])
+@each("codec", [onebit(), qsgd()])
 def test_only_the_first_round_is_encoded_and_the_last_decoded_alone(
     codec: Compressor, world: int
 ) -> None:

@@ -22,6 +22,7 @@ from gradwire.contract.verbs import (
 )
 from gradwire.errors import Deadlock, InvalidSetting
 from gradwire.exchange.local import drive
+from tests.each import each
 
 
 def values(rank: int, numel: int = 4) -> Tensor:
@@ -51,7 +52,7 @@ def test_sending_and_receiving_at_once_is_no_deadlock() -> None:
     assert outcome.sent_bytes == [16, 16]
 
 
-@pytest.mark.parametrize("together", [0, 1], ids=["sent at once", "received at once"])
+@each("together", [0, 1], ids=["sent at once", "received at once"])
 def test_no_message_overtakes_another(together: int) -> None:
     """In the order that a rank asks for: the first that is sent is the first that is received."""
 
@@ -116,7 +117,7 @@ def test_different_sizes_are_refused() -> None:
         drive([text(0), text(1)])
 
 
-@pytest.mark.parametrize("arrived", [torch.empty(3), torch.empty(4, dtype=torch.float64)])
+@each("arrived", [torch.empty(3), torch.empty(4, dtype=torch.float64)])
 def test_both_ends_of_a_message_must_agree(arrived: Tensor) -> None:
     def text(rank: int) -> Steps[None]:
         yield Recv(0, arrived) if rank else Send(1, values(0))

@@ -26,6 +26,7 @@ from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
+from tests.each import each
 from tests.planning.profiles import exact_cluster
 from tests.planning.simulation.test_computes import computes
 
@@ -51,8 +52,8 @@ def _step(exchange: Any, turn: int, world: int, numel: int) -> tuple[list[Any], 
     return grads, drive(texts, ranks_per_host=exchange.ranks_per_host)
 
 
-@pytest.mark.parametrize("collective", FEWER, ids=repr)
-@pytest.mark.parametrize("codec", [none(), onebit(block=64)], ids=repr)
+@each("collective", FEWER)
+@each("codec", [none(), onebit(block=64)])
 def test_ranks_take_turns_in_serving(codec: gw.Compressor, collective: Collective) -> None:
     """A message of the next turn is served by the next ranks; after all turns all sent as much."""
     world, numel = 4, 256
@@ -87,7 +88,7 @@ class placed(cast16):
         return super().encode(None, grad_N, **to)[0], state
 
 
-@pytest.mark.parametrize("collective", FEWER, ids=repr)
+@each("collective", FEWER)
 def test_what_is_kept_of_a_chunk_stays_with_it_whoever_serves_it(collective: Collective) -> None:
     exchange, world = pair(placed(), collective), 4
     for turn in range(world):
@@ -101,7 +102,7 @@ def test_what_is_kept_of_a_chunk_stays_with_it_whoever_serves_it(collective: Col
             states = drive(texts).results
 
 
-@pytest.mark.parametrize("collective", [casync_ps(partitions=1), casync_ring(partitions=1)])
+@each("collective", [casync_ps(partitions=1), casync_ring(partitions=1)])
 def test_hosts_take_turns(collective: Collective) -> None:
     exchange = with_hosts(pair(none(), collective), 2)
     first, second = (_step(exchange, turn, 6, 64)[1].sent_bytes for turn in (0, 1))
@@ -109,7 +110,7 @@ def test_hosts_take_turns(collective: Collective) -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("collective", FEWER, ids=repr)
+@each("collective", FEWER)
 def test_table_3_of_few_partitions(collective: Collective) -> None:
     """K chunks are encoded by each rank that pushes them, and once more as a mean."""
     world, count = 4, collective.partitions  # type: ignore[attr-defined]
@@ -126,7 +127,7 @@ def test_table_3_of_few_partitions(collective: Collective) -> None:
         assert sum(merged) == (world - 1) * count
 
 
-@pytest.mark.parametrize("collective", [casync_ps, casync_ring])
+@each("collective", [casync_ps, casync_ring])
 def test_partitions_that_there_are_not(collective: Any) -> None:
     exchange = pair(none(), collective(partitions=3))
     with pytest.raises(gw.InvalidSetting, match="at most one for each of 2 ranks"):

@@ -6,7 +6,6 @@ from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
 
-import pytest
 import torch
 
 import gradwire as gw
@@ -15,6 +14,7 @@ from gradwire.compress.none import none
 from gradwire.contract.verbs import Compute, Recv, Send
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
+from tests.each import each
 
 RINGS = [gw.collective.ring(), gw.collective.casync_ring()]
 
@@ -32,8 +32,8 @@ def noted(text: Any, log: list[tuple[Any, ...]]) -> Generator[Any, Any, Any]:
         value = yield asked
 
 
-@pytest.mark.parametrize("collective", RINGS, ids=repr)
-@pytest.mark.parametrize(("world", "numel"), [(2, 0), (5, 1), (4, 9), (3, 300)])
+@each("collective", RINGS)
+@each("world, numel", [(2, 0), (5, 1), (4, 9), (3, 300)])
 def test_every_hop_moves_something(collective: gw.Collective, world: int, numel: int) -> None:
     exchange = gw.pair(gw.compress.none(), collective)
     logs: list[list[tuple[Any, ...]]] = [[] for _ in range(world)]

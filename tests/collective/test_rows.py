@@ -19,6 +19,7 @@ from gradwire.errors import RanksDiffer
 from gradwire.exchange.local import drive
 from gradwire.exchange.sparse_schemes import OF_ROWS
 from gradwire_lab.laws.collectives import Undefined
+from tests.each import each
 from tests.strategies import bounded
 
 NUM_ROWS, WIDTH = 60, 3
@@ -36,7 +37,7 @@ def averaged(given: list[Rows], way: Collective, seed: int = 0) -> tuple[list[Ro
     return list(drive(texts, seed=seed).results), members
 
 
-@pytest.mark.parametrize("way", CARRYING, ids=repr)
+@each("way", CARRYING)
 def test_many_rows_then_few_then_many(way: Collective) -> None:
     """Through the same members, whose buffers are let go and made anew between."""
     members: list[Member] = [Undefined(rank, 3) for rank in range(3)]

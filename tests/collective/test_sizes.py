@@ -13,6 +13,7 @@ from gradwire.errors import IncompatiblePair, RanksDiffer
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair, suited
+from tests.each import each
 from tests.laws.variable import above, trimmed
 
 WORLD = 4
@@ -58,7 +59,7 @@ def test_an_all_to_all_sends_sizes_and_each_payload() -> None:
     assert sent(exchange, grads) == [8 + 3 * 8 + 8 + 3 * 8, 8 + 1 * 8 + 8 + 3 * 8]
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES, ids=repr)
+@each("collective", COLLECTIVES)
 def test_the_bound_is_reached_by_the_largest_payloads(collective: gw.Collective) -> None:
     exchange = gw.pair(ALL, collective)
     spec = TensorSpec("", 1001)
@@ -75,8 +76,8 @@ def test_the_bound_is_reached_by_the_largest_payloads(collective: gw.Collective)
     assert kept.expected_bytes(spec, WORLD) == expected
 
 
-@pytest.mark.parametrize("numel", [0, 1, 9, 1001])
-@pytest.mark.parametrize("collective", COLLECTIVES, ids=repr)
+@each("numel", [0, 1, 9, 1001])
+@each("collective", COLLECTIVES)
 def test_a_payload_beyond_its_largest_is_refused(collective: gw.Collective, numel: int) -> None:
     """As where ranks hold other models; who announces it is named."""
     exchange, larger = gw.pair(ALL, collective), gradients(1.0, numel + 40, 1)

@@ -13,6 +13,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
+from tests.each import each
 from tests.laws.variable import above
 
 WORLD, NUMEL = 5, 1003
@@ -24,7 +25,7 @@ SCHEMES = (
     gw.collective.omnireduce(block=16),
     gw.collective.sparcml(),
 )
-each_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+each_scheme = each("scheme", SCHEMES)
 
 
 def gradients(share: float, numel: int = NUMEL) -> list[Tensor]:
@@ -51,14 +52,13 @@ def test_what_is_expected_is_what_independent_ranks_send(scheme: gw.Collective) 
     assert sum(sent) == pytest.approx(sum(expected), rel=0.1)
 
 
-@pytest.mark.parametrize(
+@each(
     "exchange",
     [
         *(gw.pair(gw.compress.nonzero(), scheme) for scheme in SCHEMES),
         gw.pair(above(), gw.collective.allgather_sparse()),
         gw.pair(above(), gw.collective.casync_ps()),
     ],
-    ids=repr,
 )
 def test_buffers_only_grow(exchange: gw.Pair) -> None:
     """From the step with the most entries on, nothing is allocated."""
@@ -77,7 +77,7 @@ def test_buffers_only_grow(exchange: gw.Pair) -> None:
 
 
 @each_scheme
-@pytest.mark.parametrize("share", [0.01, 0.3])
+@each("share", [0.01, 0.3])
 def test_a_mean_may_take_the_gradients_place(scheme: gw.Collective, share: float) -> None:
     """Of few elements only what is not zero is cleared first; NaN and -0.0 are not zero."""
     exchange, grads = gw.pair(gw.compress.nonzero(), scheme), gradients(share)

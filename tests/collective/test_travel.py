@@ -17,6 +17,7 @@ from gradwire.contract.travel import (
 from gradwire.contract.verbs import Broadcast
 from gradwire.errors import UnknownName
 from gradwire.planning.data.cluster import VERBS, Cluster
+from tests.each import each
 
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 64, 100)
 
@@ -33,7 +34,7 @@ def _receivers(place: int, world: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@each("world", WORLDS)
 def test_a_broadcast_is_gloos_tree(world: int) -> None:
     receivers = {place: _receivers(place, world) for place in range(world)}
     reached = sorted(itertools.chain.from_iterable(receivers.values()))
@@ -50,8 +51,8 @@ def test_a_broadcast_is_gloos_tree(world: int) -> None:
     assert travel("broadcast", world).rounds == (world - 1).bit_length()
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("world", WORLDS)
+@each("verb", VERBS)
+@each("world", WORLDS)
 def test_seconds_and_bytes_are_of_one_way(verb: str, world: int) -> None:
     """No link carries more in a verb's seconds than its rate, and the busiest is busy throughout,
     but for a tree's, where ranks wait for those above them."""

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import gradwire as gw
+from tests.each import each
 
 WORLD = 8
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each("dtype", [torch.bfloat16, torch.float16])
 def test_rounds_as_torch_does_in_two_bytes(dtype: torch.dtype) -> None:
     grad_N = torch.randn(100)
     codec = gw.compress.cast16(dtype=dtype)
@@ -19,12 +20,11 @@ def test_rounds_as_torch_does_in_two_bytes(dtype: torch.dtype) -> None:
     assert torch.equal(codec.decode(payload, torch.empty(100)), grad_N.to(dtype).float())
 
 
-@pytest.mark.parametrize(
+@each(
     "collective",
     [gw.collective.allreduce(), gw.collective.ring(), gw.collective.casync_ps()],
-    ids=repr,
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@each("dtype", [torch.float32, torch.float16])
 def test_sum_of_near_max_gradients_does_not_overflow(collective, dtype: torch.dtype) -> None:
     """Eight times 60000 is far beyond float16's 65504; the mean is not."""
     codec = gw.compress.cast16(dtype=torch.float16)

@@ -22,6 +22,7 @@ from gradwire.planning.data.cluster import CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from tests.compress.test_support import MODEL, Run, draw, spec_of
+from tests.each import each
 from tests.runtime.plans import CLUSTER, profile_of_model
 
 deft, topk = gw.compress.deft, gw.compress.topk
@@ -50,7 +51,7 @@ def by_the_paper(
     return support
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
+@each("world", [2, 3, 5])
 def test_it_is_the_papers_algorithm(world: int) -> None:
     """Over steps, so with every rank as the delegate, and with a residual."""
     spec, exchange = spec_of(MODEL, torch.float64), deft(density=0.1)
@@ -78,9 +79,7 @@ def correlated(spec: gw.TensorSpec, world: int, seed: int) -> list[Tensor]:
     return [scales_N * (shared_N + own_N) for own_N in own]
 
 
-@pytest.mark.parametrize(
-    ("density", "within", "growth"), [(0.02, 0.04, 3), (0.1, 0.06, 2)], ids=str
-)
+@each("density, within, growth", [(0.02, 0.04, 3), (0.1, 0.06, 2)], ids=str)
 def test_the_density_stays_whatever_the_number_of_ranks_and_top_ks_grows(
     density: float, within: float, growth: float
 ) -> None:

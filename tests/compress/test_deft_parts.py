@@ -20,6 +20,7 @@ from gradwire.compress.deft.layerwise import select_layers
 from gradwire.contract import Member
 from gradwire.errors import RanksDiffer
 from gradwire_bench.micro.select import layer_sizes as resnet50_sizes
+from tests.each import each
 from tests.strategies import bounded
 
 sizes_of_tensors = st.lists(st.integers(0, 200), min_size=0, max_size=12)
@@ -89,7 +90,7 @@ EVEN = ((range(2, 17), 1.05), ((24, 32, 48, 64), 1.12), ((96, 128, 256), 1.5))
 """Numbers of ranks, and how far the busiest may be above an equal share of what one would do."""
 
 
-@pytest.mark.parametrize("table", TABLES)
+@each("table", TABLES)
 def test_selection_falls_as_fast_as_ranks_grow(table: str) -> None:
     """Figure 9 by counted work, without the pass over all norms. It falls ever less from 64 ranks
     on: the last of these bounds is needed, and the second one does not hold there."""
@@ -104,7 +105,7 @@ def test_selection_falls_as_fast_as_ranks_grow(table: str) -> None:
     assert above(256) > EVEN[1][1]
 
 
-@pytest.mark.parametrize("table", TABLES)
+@each("table", TABLES)
 def test_speedups_of_the_allocation_are_above_linear_by_the_papers_costs(table: str) -> None:
     """f(n) >= n, equation 9, though ranks are packed by other costs than equation 3's."""
     tensors, density = TABLES[table]
@@ -168,7 +169,7 @@ def test_the_papers_loop_overspends_and_this_one_does_not() -> None:
     assert layer_k(float64(norms), torch.tensor(sizes), 100).tolist() == [91, *[1] * 9]
 
 
-@pytest.mark.parametrize("norms", [[0.0] * 3, [float("nan")] * 3, [float("inf"), 0.0, 1.0]])
+@each("norms", [[0.0] * 3, [float("nan")] * 3, [float("inf"), 0.0, 1.0]])
 def test_k_of_norms_that_say_little(norms: list[float]) -> None:
     """Zeros send one element a layer; what is not finite counts as the largest that is."""
     k = layer_k(float64(norms), torch.tensor([50, 50, 50]), 31).tolist()
@@ -310,7 +311,7 @@ def test_the_delegate_decides_what_is_common_and_turns_the_bins() -> None:
         assert got == [3, -delegate % 3, 3, (1 - delegate) % 3, (2 - delegate) % 3]
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@each("width", [1, 2, 3, 4])
 def test_numbers_come_back_from_so_few_bytes(width: int) -> None:
     bound = min(256**width, 2**31)
     assert width_of(bound) == width

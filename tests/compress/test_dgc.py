@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor
 
 import gradwire as gw
 from gradwire.compress.dgc import dgc
 from gradwire_lab.compress.graddrop import graddrop
+from tests.each import each
 
-BOTH = pytest.mark.parametrize("kind", [dgc, graddrop])
+BOTH = each("kind", [dgc, graddrop])
 
 
 def numbers_sent(codec: gw.Compressor, grad_N: Tensor, num_steps: int) -> list[int]:
@@ -34,7 +34,7 @@ def heavy_tailed(numel: int) -> Tensor:
     return torch.randn(numel, generator=draw) * torch.exp(torch.randn(numel, generator=draw) * 2)
 
 
-@pytest.mark.parametrize("density", [0.01, 0.1])
+@each("density", [0.01, 0.1])
 def test_the_density_misses_by_half_at_most(density: float) -> None:
     grad_N = heavy_tailed(20_000)
     expected = density * 20_000
@@ -68,7 +68,7 @@ def test_dgc_selects_exactly_where_too_many_pass() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("numel", [1, 2, 30])
+@each("numel", [1, 2, 30])
 def test_small_tensors_are_sent(kind: Callable[..., gw.Compressor], numel: int) -> None:
     """Strictly above the threshold there is nothing in a tensor of one element."""
     grad_N = heavy_tailed(numel)

@@ -8,12 +8,13 @@ import torch
 import gradwire as gw
 from gradwire.contract import Compressor, Layout
 from gradwire.contract.spec import working_dtype
+from tests.each import each
 from tests.laws.cases import compressors, name_of
 
 SPARSE = [codec for codec in compressors() if codec.traits.layout is Layout.SPARSE]
 
 
-@pytest.mark.parametrize("codec", SPARSE, ids=name_of)
+@each("codec", SPARSE, ids=name_of)
 def test_entries_are_what_is_decoded(codec: Compressor) -> None:
     draw = torch.Generator().manual_seed(2)
     for numel, dtype in ((0, torch.float32), (1, torch.float64), (1001, torch.bfloat16)):

@@ -9,9 +9,10 @@ import torch
 
 import gradwire as gw
 from tests.compress.quantisers import decoded, normal
+from tests.each import each
 
 int8 = gw.compress.int8
-both = pytest.mark.parametrize("kind", [int8, gw.compress.fp8])
+both = each("kind", [int8, gw.compress.fp8])
 
 
 def test_every_element_goes_to_the_nearest_level():
@@ -30,7 +31,7 @@ def test_blocks_have_scales_of_their_own():
 
 
 @both
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@each("bad", [math.nan, math.inf])
 def test_what_is_not_finite_spoils_its_own_block_only(kind, bad):
     grad_N = torch.ones(128)
     grad_N[70] = bad
@@ -40,7 +41,7 @@ def test_what_is_not_finite_spoils_its_own_block_only(kind, bad):
 
 
 @both
-@pytest.mark.parametrize("size", [0.0, 1e-44, 1e-38, 3.4e38])
+@each("size", [0.0, 1e-44, 1e-38, 3.4e38])
 def test_no_magnitude_grows(kind, size):
     sent_N = decoded(kind(), torch.tensor([size, -size, 0.0]))[0]
     assert bool((sent_N.abs() <= size * (1 + 1e-6)).all())
@@ -48,7 +49,7 @@ def test_no_magnitude_grows(kind, size):
 
 
 @both
-@pytest.mark.parametrize(("numel", "size_bytes"), [(0, 0), (1, 5), (64, 68), (65, 73)])
+@each("numel, size_bytes", [(0, 0), (1, 5), (64, 68), (65, 73)])
 def test_a_byte_an_element_and_four_a_block(kind, numel, size_bytes):
     payload, _ = kind(block=64).encode(None, normal(numel))
     assert payload.size_bytes == size_bytes

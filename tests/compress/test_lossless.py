@@ -12,6 +12,7 @@ import gradwire as gw
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.by_name import run_local
 from gradwire.kernels.libraries import reference_only
+from tests.each import each
 
 lossless, none = gw.compress.lossless, gw.compress.none
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -48,7 +49,7 @@ def both(compute: Callable[[], Tensor]) -> Tensor:
     return made
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each("dtype", DTYPES, ids=str)
 def test_the_very_bits_come_back(dtype: torch.dtype) -> None:
     codec = lossless()
     for grad_N in gradients():
@@ -61,7 +62,7 @@ def test_the_very_bits_come_back(dtype: torch.dtype) -> None:
         assert torch.equal(bits(back_N), bits(own_N))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_values_are_those_of_none(dtype: torch.dtype) -> None:
     """Prescaled, scaled, added and decoded into another dtype: bit for bit what ``none`` does."""
     grad_N = gradients()[7].to(dtype)
@@ -88,11 +89,9 @@ def test_threads_change_no_byte(several_threads: None) -> None:
     assert torch.equal(back_N, grad_N)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize(
-    "collective", [gw.collective.casync_ps(), gw.collective.casync_ps(room_bytes=0)]
-)
+@each("dtype", DTYPES, ids=str)
+@each("world", [2, 3])
+@each("collective", [gw.collective.casync_ps(), gw.collective.casync_ps(room_bytes=0)])
 def test_the_mean_has_the_bits_that_none_gives(
     collective: gw.Collective, world: int, dtype: torch.dtype
 ) -> None:

@@ -10,6 +10,7 @@ import gradwire as gw
 from gradwire.contract.spec import TensorSpec
 from gradwire.kernels.libraries import reference_only
 from gradwire.kernels.nonzero import nonzero_units as kept_units
+from tests.each import each
 
 nonzero = gw.compress.nonzero
 NAN, INF = float("nan"), float("inf")
@@ -34,7 +35,7 @@ def test_rows_travel_whole_and_the_last_is_filled_up() -> None:
     assert sum_N.tolist() == [1, 11, *[1] * 7, 15]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@each("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_sizes_tell_layouts(dtype: torch.dtype) -> None:
     """Whole entries; values of 8 bytes lie aligned behind an odd number of indices."""
     spec, codec = TensorSpec("", 100, dtype), nonzero(width=3)
@@ -75,7 +76,7 @@ def kept(grad_N: Tensor, width: int, residual_N: Tensor | None, threads: int) ->
     return count, room[: count * 4 * (1 + width)]
 
 
-@pytest.mark.parametrize("width", [1, 7, 20_000])
+@each("width", [1, 7, 20_000])
 def test_kernel_is_its_reference(width: int) -> None:
     """The same bytes, with and without a residual, by any number of threads."""
     for grad_N in gradients():

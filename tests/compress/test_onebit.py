@@ -11,6 +11,7 @@ import gradwire as gw
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import run_local
+from tests.each import each
 
 
 def decoded(codec: gw.Compressor, grad_N: torch.Tensor) -> torch.Tensor:
@@ -29,7 +30,7 @@ def test_zero_goes_with_the_positive() -> None:
     assert back_N.tolist() == [2, 2, 2, -1]
 
 
-@pytest.mark.parametrize(("numel", "num_blocks"), [(0, 0), (1, 1), (64, 1), (65, 2), (1000, 16)])
+@each("numel, num_blocks", [(0, 0), (1, 1), (64, 1), (65, 2), (1000, 16)])
 def test_one_bit_an_element_and_eight_bytes_a_block(numel: int, num_blocks: int) -> None:
     """HiPress, section 4.4: n/8 bytes; and two float32 for every block."""
     codec = gw.compress.onebit(block=64)
@@ -96,7 +97,7 @@ def test_a_large_element_waits_less_with_stretched_means() -> None:
     assert waiting(1.5) < 0.7 * waiting(1.0)
 
 
-@pytest.mark.parametrize("block", [0, -64, 96])
+@each("block", [0, -64, 96])
 def test_blocks_are_multiples_of_64(block: int) -> None:
     with pytest.raises(InvalidSetting, match=f"block must be a multiple of 64, .*got {block}"):
         gw.compress.onebit(block=block)

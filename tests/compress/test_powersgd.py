@@ -20,6 +20,7 @@ import gradwire as gw
 from gradwire.exchange.by_name import exchange_for
 from gradwire_lab.laws.tolerance import same_bits
 from tests.compress.test_support import Shapes, draw, spec_of
+from tests.each import each
 from tests.strategies import bounded
 
 powersgd = gw.compress.powersgd
@@ -78,8 +79,8 @@ def by_the_paper(
     return p_NR @ q_MR.T, [m - p_NR @ q.T for m, q in zip(sent, own, strict=True)], q_MR
 
 
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("rank", [1, 2])
+@each("world", [2, 3])
+@each("rank", [1, 2])
 def test_it_is_the_papers_algorithm(world: int, rank: int) -> None:
     spec = spec_of(MODEL, torch.float64)
     steps = [draw(spec, world, seed) for seed in range(4)]
@@ -189,7 +190,7 @@ def test_directions_that_died_come_back() -> None:
     assert bool(states[0].basis_T[0].isfinite().all())
 
 
-@pytest.mark.parametrize("spoil", [float("nan"), float("inf")])
+@each("spoil", [float("nan"), float("inf")])
 def test_a_spoilt_matrix_spoils_no_other_and_no_later_step(spoil: float) -> None:
     spec = spec_of(((8, 9),) * 3)
     good, bad = draw(spec, 2, seed=1), draw(spec, 2, seed=2)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 import gradwire as gw
 from tests.compress.quantisers import decoded, normal
+from tests.each import each
 
 qsgd = gw.compress.qsgd
 
 
-@pytest.mark.parametrize(("bitwidth", "num_levels"), [(2, 1), (4, 7), (8, 127)])
+@each("bitwidth, num_levels", [(2, 1), (4, 7), (8, 127)])
 def test_variance_and_density_are_within_their_bounds(bitwidth, num_levels):
     """Lemma 3.1: E|Q - v|^2 <= min(n/s^2, sqrt(n)/s) |v|^2, and E|Q|_0 <= s (s + sqrt n)."""
     grad_N = normal(512)
@@ -41,16 +41,16 @@ def test_levels_are_multiples_of_the_norm_with_a_sign():
     assert set(levels[:, 1].round().tolist()) == {-5, -6}
 
 
-@pytest.mark.parametrize("size", [1e-36, 1e-25, 1e25, 3e38])
-@pytest.mark.parametrize("norm", ["l2", "max"])
+@each("size", [1e-36, 1e-25, 1e25, 3e38])
+@each("norm", ["l2", "max"])
 def test_a_norm_outside_float32_is_replaced_by_the_largest_magnitude(size, norm):
     grad_N = torch.tensor([size, -size, 0.0])
     sent_N = decoded(qsgd(norm=norm), grad_N)[0]
     assert torch.allclose(sent_N / size, grad_N / size, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("bitwidth", [2, 4, 8])
-@pytest.mark.parametrize("numel", [0, 1, 5, 64, 129])
+@each("bitwidth", [2, 4, 8])
+@each("numel", [0, 1, 5, 64, 129])
 def test_bytes_are_those_of_the_formula(bitwidth, numel):
     payload, _ = qsgd(bitwidth=bitwidth, block=64).encode(None, normal(numel))
     assert payload.size_bytes == 4 * -(-numel // 64) + -(-bitwidth * numel // 8)

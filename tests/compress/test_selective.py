@@ -27,12 +27,13 @@ from gradwire.exchange.local import drive
 from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import same_bits
+from tests.each import each
 from tests.strategies import bounded
 
 SPARSIFIERS = ("topk", "dgc", "graddrop", "gaussiank", "redsync", "sidco")
 SHAPES = ((7,), (40, 30), (0,), (1,), (25, 20), (30,), (), (9, 8))
 """A model's message: large tensors, small ones, one of one element, a scalar and an empty one."""
-every_sparsifier = pytest.mark.parametrize("sparsifier", SPARSIFIERS)
+every_sparsifier = each("sparsifier", SPARSIFIERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +131,8 @@ def does_not_compensate(sizes: tuple[int, ...], density: float, floor: float) ->
     return choose(sizes, density, floor)._replace(density=density)
 
 
-@pytest.mark.parametrize(
-    ("law", "wrong"),
+@each(
+    "law, wrong",
     [
         (law_every_tensor_has_one_way, forgets_the_last),
         (law_the_dense_are_the_smallest, leaves_the_first_dense),
@@ -156,8 +157,8 @@ def test_a_plan_may_choose_itself() -> None:
 LAWS = [law for law in (*exchanges.LAWS, *collectives.OF_ANY) if law not in many_steps.LAWS]
 
 
-@pytest.mark.parametrize(
-    ("sparsifier", "num_dense"),
+@each(
+    "sparsifier, num_dense",
     [
         *((sparsifier, 3) for sparsifier in SPARSIFIERS),
         *zip(SPARSIFIERS, (None, 0, 8, 0, None, 8), strict=True),
@@ -189,7 +190,7 @@ def test_of_zeros_on_all_ranks_nothing_is_sparse() -> None:
 
 
 @every_sparsifier
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_all_sparse_is_the_codec_tensor_by_tensor(sparsifier: str, dtype: torch.dtype) -> None:
     """Bit for bit, over two steps with error feedback."""
     case = Fused(world=3, dtype=dtype)
@@ -242,7 +243,7 @@ class starves(topk):
         return Payload(nothing, room), state
 
 
-@pytest.mark.parametrize("with_residual", [False, True])
+@each("with_residual", [False, True])
 def test_a_tensor_that_starves_sends_its_largest(with_residual: bool) -> None:
     grad_N = torch.tensor([1.0, -3.0, 2.0, 0.0, 0.0, 0.5, 7.0])
     mixed = Mixed(starves(), (3, 2, 1, 1), Choice((3,), (0, 1, 2), 0.5), torch.float32)
@@ -261,7 +262,7 @@ def test_a_tensor_that_starves_sends_its_largest(with_residual: bool) -> None:
 # ---- bytes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@each("dtype", [torch.float32, torch.float64, torch.float16])
 def test_bytes_are_the_formulas(dtype: torch.dtype) -> None:
     """4 D + 8 K, or 8 D for float64, to each other rank; topk's K is known, so no size is told."""
     case, exchange = Fused(world=3, dtype=dtype), selective(sparsifier="topk", density=0.1)

@@ -9,6 +9,7 @@ import pytest
 from gradwire.compress.sparseloco import CHUNK
 from gradwire.contract.registry import load, names
 from gradwire.errors import InvalidSetting
+from tests.each import each
 
 SHARES = [
     (name, field.name)
@@ -18,7 +19,7 @@ SHARES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "setting"), SHARES)
+@each("name, setting", SHARES)
 def test_what_is_no_share_is_refused(name: str, setting: str) -> None:
     for given in (0, -0.1, 1.5, 50, float("nan"), "1%", None, True):
         with pytest.raises(InvalidSetting, match=f"{name} {setting} must be"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from gradwire.compress.sparseloco import CHUNK, sparseloco
 from gradwire.contract.spec import TensorSpec
+from tests.each import each
 
 
 def test_every_chunk_sends_its_own_largest() -> None:
@@ -28,7 +28,7 @@ def test_every_chunk_sends_its_own_largest() -> None:
         torch.testing.assert_close(values_K[mine], (want * grad_N[largest].sign()).float())
 
 
-@pytest.mark.parametrize("numel", [1, 5, CHUNK, CHUNK + 1, 1_000_000])
+@each("numel", [1, 5, CHUNK, CHUNK + 1, 1_000_000])
 def test_the_wire_is_as_stated(numel: int) -> None:
     payload, _ = sparseloco().encode(None, torch.randn(numel))
     whole, rest = divmod(numel, CHUNK)

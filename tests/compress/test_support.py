@@ -21,13 +21,14 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive
 from gradwire_lab.laws.tolerance import same_bits
 from tests.compress.allocations import Allocations
+from tests.each import each
 from tests.strategies import bounded
 
 Shapes = tuple[tuple[int, ...], ...]
 KINDS = (gw.compress.randomk, gw.compress.cltk, gw.compress.deft)
 MODEL: Shapes = ((16, 3, 3, 3), (16,), (30, 40), (12, 20), (1,), (8, 70))
 OTHERS = (gw.compress.oktopk, gw.compress.spardl, gw.compress.powersgd)
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+every_kind = each("kind", KINDS, ids=lambda kind: kind.__name__)
 every_own = pytest.mark.parametrize("kind", [*KINDS, *OTHERS], ids=lambda kind: kind.__name__)
 
 
@@ -79,7 +80,7 @@ class Run:
 
 
 @every_kind
-@pytest.mark.parametrize("world", [2, 3, 5])
+@each("world", [2, 3, 5])
 def test_only_the_support_arrives_and_is_counted(kind: type[SharedSupport], world: int) -> None:
     spec = spec_of(MODEL)
     run = Run(exchange_for(kind(density=0.1)), spec, world)
@@ -105,7 +106,7 @@ def test_only_the_support_arrives_and_is_counted(kind: type[SharedSupport], worl
 
 
 @every_kind
-@pytest.mark.parametrize("world", [2, 4])
+@each("world", [2, 4])
 def test_bytes_are_as_stated(kind: type[SharedSupport], world: int) -> None:
     """randomk's exactly, cltk's over a round of leaders; deft's are expected, and near."""
     spec = spec_of(((50, 60),) * 24)
@@ -126,7 +127,7 @@ def test_bytes_are_as_stated(kind: type[SharedSupport], world: int) -> None:
 
 
 @every_kind
-@pytest.mark.parametrize("spoil", [float("nan"), float("-inf")])
+@each("spoil", [float("nan"), float("-inf")])
 def test_what_is_not_finite_is_seen_wherever_it_is(kind: type[SharedSupport], spoil: float) -> None:
     """Also at an element that nobody selects; all that was sent is NaN, and the next step is not.
 
@@ -145,8 +146,8 @@ def test_what_is_not_finite_is_seen_wherever_it_is(kind: type[SharedSupport], sp
         assert bool(run.step(draw(spec, world, 2)).isfinite().all())
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *OTHERS[1:]], ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@each("kind", [*KINDS, *OTHERS[1:]], ids=lambda kind: kind.__name__)
+@each("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bit_gradients_are_summed_in_float32(kind: Any, dtype: torch.dtype) -> None:
     exchange = made(kind, 0.2)
     coarse, fine = (Run(exchange, spec_of(MODEL, to), 3) for to in (dtype, torch.float32))
@@ -276,7 +277,7 @@ def test_randomk_draws_others_for_another_seed_message_or_step() -> None:
     assert len(set(one) & set(last)) < 15
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *OTHERS[:2]], ids=lambda kind: kind.__name__)
+@each("kind", [*KINDS, *OTHERS[:2]], ids=lambda kind: kind.__name__)
 def test_what_int32_cannot_address_is_refused_before_a_step(kind: Any) -> None:
     kind().init(gw.TensorSpec("largest", 2**31 - 1), 2)
     with pytest.raises(gw.InvalidSetting, match=f"{kind.__name__} gradient must be below"):

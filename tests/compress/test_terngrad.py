@@ -7,6 +7,7 @@ import torch
 
 import gradwire as gw
 from tests.compress.quantisers import decoded, normal
+from tests.each import each
 
 terngrad = gw.compress.terngrad
 
@@ -29,7 +30,7 @@ def test_an_element_is_sent_with_probability_of_its_share_of_the_largest():
     assert abs(share - 0.25) < 0.0173  # four standard errors
 
 
-@pytest.mark.parametrize(("numel", "size_bytes"), [(0, 0), (1, 5), (64, 20), (65, 25)])
+@each("numel, size_bytes", [(0, 0), (1, 5), (64, 20), (65, 25)])
 def test_two_bits_an_element_and_four_bytes_a_block(numel, size_bytes):
     payload, _ = terngrad(block=64).encode(None, normal(numel))
     assert payload.size_bytes == size_bytes
@@ -59,7 +60,7 @@ def test_clipping_shrinks_the_variance_and_costs_unbiasedness():
     assert not terngrad().traits.unbiased
 
 
-@pytest.mark.parametrize("value", [-1.5, 1e-30])
+@each("value", [-1.5, 1e-30])
 def test_clipping_leaves_equal_and_tiny_elements_alone(value):
     grad_N = torch.full((70,), value)
     assert torch.equal(decoded(terngrad(clip=1.0), grad_N)[0], grad_N)

@@ -7,10 +7,11 @@ import torch
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
+from tests.each import each
 
 
-@pytest.mark.parametrize(
-    ("density", "numel", "k"),
+@each(
+    "density, numel, k",
     [(0.01, 1000, 10), (0.01, 1, 1), (0.01, 49, 1), (0.01, 0, 0), (0.5, 7, 4), (1.0, 7, 7)],
 )
 def test_k_is_the_density_of_n_but_at_least_one(density: float, numel: int, k: int) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gradwire as gw
 from tests.compress.quantisers import decoded, normal
+from tests.each import each
 from tests.strategies import bounded
 
 uniform = gw.compress.uniform
@@ -40,14 +40,14 @@ def test_equal_elements_come_back():
     assert decoded(uniform(), torch.full((100,), -1.5))[0].tolist() == [-1.5] * 100
 
 
-@pytest.mark.parametrize("bitwidth", [1, 2, 4, 8])
-@pytest.mark.parametrize("numel", [0, 1, 5, 64, 129])
+@each("bitwidth", [1, 2, 4, 8])
+@each("numel", [0, 1, 5, 64, 129])
 def test_bytes_are_those_of_the_formula(bitwidth, numel):
     payload, _ = uniform(bitwidth=bitwidth, block=64).encode(None, normal(numel))
     assert payload.size_bytes == 8 * -(-numel // 64) + -(-bitwidth * numel // 8)
 
 
-@pytest.mark.parametrize("name", ["uniform", "terngrad", "qsgd"])
+@each("name", ["uniform", "terngrad", "qsgd"])
 def test_numbers_follow_seed_tensor_and_step(name):
     grad_N = normal(500)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gradwire.contract.payload import Field, Format, Payload
 from gradwire.errors import InvalidSetting
+from tests.each import each
 from tests.strategies import bounded
 
 DTYPES = (torch.uint8, torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -61,7 +62,7 @@ def test_size_only_has_the_size_and_no_content(parts) -> None:
             empty[field.name]
 
 
-@pytest.mark.parametrize(
+@each(
     "buffer",
     [
         torch.zeros(7, dtype=torch.uint8),

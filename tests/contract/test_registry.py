@@ -27,6 +27,7 @@ from gradwire.contract.registry import (
     names,
 )
 from gradwire.errors import InvalidSetting, NotInstalled, UnknownName
+from tests.each import each
 from tests.runtime.ranks import run_alone
 
 SOURCE, LAB = Path(gw.__file__).parent, Path(gradwire_lab.__file__).parent
@@ -37,7 +38,7 @@ BASES: dict[str, tuple[type, ...]] = {
 """Registries of classes. Planners are functions: ``tests/laws/test_plans.py``."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_names_are_the_files_without_underscore(kind: str) -> None:
     folders = [SOURCE.joinpath(*KINDS[kind].folder.split(".")[1:])]
     if KINDS[kind].elsewhere:
@@ -48,7 +49,7 @@ def test_names_are_the_files_without_underscore(kind: str) -> None:
     assert list(names(kind)) == sorted(names(kind))
 
 
-@pytest.mark.parametrize(("kind", "name"), [(k, n) for k in BASES for n in names(k)])
+@each("kind, name", [(k, n) for k in BASES for n in names(k)])
 def test_every_file_defines_its_name_and_examples(kind: str, name: str) -> None:
     found = load(kind, name)
     assert isinstance(found, type)
@@ -61,13 +62,13 @@ def test_every_file_defines_its_name_and_examples(kind: str, name: str) -> None:
     assert len(set(own)) == len(own)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_dir_lists_the_names(kind: str) -> None:
     assert dir(import_module(KINDS[kind].folder)) == list(names(kind))
 
 
-@pytest.mark.parametrize(
-    ("kind", "given", "message"),
+@each(
+    "kind, given, message",
     [
         ("compress", "topkk", r"no compressor is called 'topkk'; there are: .*topk.*'topk'\?"),
         ("compress", "zzz", r"no compressor is called 'zzz'; there are: .*; choose one of these"),
@@ -144,7 +145,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(("kind", "name"), [("compress", "sidco"), ("planner", "espresso")])
+@each("kind, name", [("compress", "sidco"), ("planner", "espresso")])
 def test_an_algorithm_that_is_not_installed_is_refused_with_its_package(
     kind: str, name: str
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gradwire.contract.trace.density import StepDensity
 from gradwire.contract.trace.span import LANES, Span, Trace
 from gradwire.errors import InvalidSetting
+from tests.each import each
 
 TRACE = Trace.of(
     [
@@ -27,7 +28,7 @@ def test_a_trace_survives_a_file(tmp_path: Path) -> None:
     assert Trace.load(tmp_path / "trace.json") == TRACE
 
 
-@pytest.mark.parametrize("text", ['{"schema": 99, "spans": []}', "[]", '{"spans": []}'])
+@each("text", ['{"schema": 99, "spans": []}', "[]", '{"spans": []}'])
 def test_another_schema_is_refused(text: str) -> None:
     with pytest.raises(InvalidSetting, match="schema"):
         Trace.from_json(text)

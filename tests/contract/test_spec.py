@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gradwire.contract.spec import CHUNK_ALIGNMENT, TensorSpec, chunk_bounds, working_dtype
 from gradwire.errors import InvalidSetting
+from tests.each import each
 from tests.strategies import bounded
 
 
@@ -35,8 +36,8 @@ def test_a_chunk_is_a_spec_that_tells_where_it_is_from() -> None:
     assert spec.chunk(8, 16) == TensorSpec("fc.weight[8:16]", 8, torch.bfloat16)
 
 
-@pytest.mark.parametrize(
-    ("numel", "dtype", "message"),
+@each(
+    "numel, dtype, message",
     [
         (-1, torch.float32, "numel must be 0 or more, got -1"),
         (3, torch.int64, "dtype must be float32, bfloat16, float16 or float64, got torch.int64"),

@@ -31,6 +31,7 @@ from gradwire_lab.laws.collectives import law_never_deadlocks
 from gradwire_lab.laws.compressors import LAWS
 from gradwire_lab.laws.exchanges import law_nothing_is_lost_or_made
 from gradwire_lab.laws.tolerance import same_bits
+from tests.each import each
 from tests.laws.cases import compressors
 
 NOT_ITS = {
@@ -58,7 +59,7 @@ def test_what_shares_a_scale_says_so() -> None:
     assert sharing == {*quantisers, "adacomp", "demo", "sparseloco"}
 
 
-@pytest.mark.parametrize("codec", SHARING, ids=repr)
+@each("codec", SHARING)
 def test_it_keeps_the_laws_of_compressors(codec: Compressor) -> None:
     for law in LAWS:
         for numel in (64, 300):
@@ -66,7 +67,7 @@ def test_it_keeps_the_laws_of_compressors(codec: Compressor) -> None:
                 law(Tensorwise(codec, _sizes(numel)), _draw(numel))
 
 
-@pytest.mark.parametrize("codec", SHARING, ids=repr)
+@each("codec", SHARING)
 def test_every_tensor_is_encoded_as_alone(codec: Compressor) -> None:
     sizes, grad_N = _sizes(1000), _draw(1000)
     joint, spec = Tensorwise(codec, sizes), TensorSpec("gradient", 1000)
@@ -82,7 +83,7 @@ def test_every_tensor_is_encoded_as_alone(codec: Compressor) -> None:
         assert same_bits(after_N, alone_N)
 
 
-@pytest.mark.parametrize("codec", [onebit(block=64), threelc(block=64), adacomp(block=64)])
+@each("codec", [onebit(block=64), threelc(block=64), adacomp(block=64)])
 def test_several_messages_are_one_call_with_the_same_bytes(codec: Compressor) -> None:
     joint, spec = Tensorwise(codec, (70, 9, 300)), TensorSpec("gradient", 379)
     chunks = [joint.chunk(0, 75), joint.chunk(75, 300), joint.chunk(300, 379)]
@@ -125,8 +126,8 @@ def test_what_is_taken_of_all_tensors_is_noted() -> None:
 SPARSE = (zen(), sparcml(), omnireduce(), sparse_ps(), sparse_ps_broadcast())
 
 
-@pytest.mark.parametrize("law", [law_never_deadlocks, law_nothing_is_lost_or_made])
-@pytest.mark.parametrize("collective", SPARSE, ids=repr)
+@each("law", [law_never_deadlocks, law_nothing_is_lost_or_made])
+@each("collective", SPARSE)
 def test_sparse_schemes_take_what_shares_a_scale(law, collective) -> None:  # type: ignore[no-untyped-def]
     for case in FEW:
         if case.world in (2, 3):
@@ -158,7 +159,7 @@ def test_bytes_are_stated_for_the_tensors_of_a_message() -> None:
     assert exchange.wire_bytes(spec, 2) == [32 + 48, 48 + 48]
 
 
-@pytest.mark.parametrize("sizes", [(-8, 40, 0), (2**40, 0, 0), (8, 8, 8)])
+@each("sizes", [(-8, 40, 0), (2**40, 0, 0), (8, 8, 8)])
 def test_sizes_that_no_tensor_has_are_refused(sizes: tuple[int, ...]) -> None:
     joint, grad_N = Tensorwise(threelc(block=64), _sizes(300)), _draw(300)
     payload, _ = joint.encode(joint.init(TensorSpec("g", 300)), grad_N)

@@ -16,12 +16,13 @@ from gradwire.contract.units import (
     parse_rate,
 )
 from gradwire.errors import InvalidSetting
+from tests.each import each
 
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("text", "rate_bytes_per_s"),
+@each(
+    "text, rate_bytes_per_s",
     [
         ("500mbit", 62.5e6),
         ("10gbit", 1.25e9),
@@ -34,22 +35,22 @@ def test_rates_are_read(text: str, rate_bytes_per_s: float) -> None:
     assert parse_rate(text) == pytest.approx(rate_bytes_per_s)
 
 
-@pytest.mark.parametrize("text", ["", "500", "fast", "-1mbit", "0mbit", "5mb", "1e3mbit", "mbit"])
+@each("text", ["", "500", "fast", "-1mbit", "0mbit", "5mb", "1e3mbit", "mbit"])
 def test_other_rates_are_refused(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"rate must be .*; write 500mbit") as caught:
         parse_rate(text)
     assert repr(text) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "size_bytes"),
+@each(
+    "text, size_bytes",
     [("0", 0), ("12", 12), ("25MB", 25_000_000), ("1.5 kib", 1536), ("1GiB", 2**30)],
 )
 def test_sizes_are_read(text: str, size_bytes: int) -> None:
     assert parse_bytes(text) == size_bytes
 
 
-@pytest.mark.parametrize("text", ["", "MB", "5 mbit", "-5MB", "5 MB MB"])
+@each("text", ["", "MB", "5 mbit", "-5MB", "5 MB MB"])
 def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"size must be .*; write 25MB"):
         parse_bytes(text)

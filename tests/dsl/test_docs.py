@@ -15,6 +15,7 @@ from gradwire.dsl.program import Program
 from gradwire_lab.compll_text.compile import compile_text
 from gradwire_lab.laws.subjects import check, held_to
 from gradwire_lab.laws.tolerance import same_bits
+from tests.each import each
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,7 @@ def defined(number: int) -> Any:
     return made[-1]()
 
 
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
+@each("number", range(len(blocks("python"))))
 def test_programs_keep_their_laws(number: int) -> None:
     for held in held_to(defined(number)):
         assert [verdict for verdict in check(held) if verdict.found] == []

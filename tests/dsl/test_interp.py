@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from gradwire.dsl.interp import packed, unpacked
@@ -10,6 +9,7 @@ from gradwire.dsl.language import add, concat, extract, filter, greater, map, re
 from gradwire.dsl.philox import philox, uniform
 from gradwire.dsl.program import Program
 from gradwire.kernels.libraries import reference_only
+from tests.each import each
 
 
 class summary(Program):
@@ -31,7 +31,7 @@ class summary(Program):
         return map(extract(compressed)[-1], lambda q: q)
 
 
-@pytest.mark.parametrize("numel", [1, 64, 100, 128, 300])
+@each("numel", [1, 64, 100, 128, 300])
 def test_reductions_are_those_of_each_block(numel):
     grad_N = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
     with reference_only():
@@ -50,7 +50,7 @@ def test_reductions_are_those_of_each_block(numel):
     assert payload["num_all"].tolist() == [len(block) for block in blocks]
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@each("bits", [1, 2, 4, 8])
 def test_codes_are_packed_densely_lowest_first(bits):
     codes_N = torch.arange(13, dtype=torch.int32) % 2**bits
     bytes_U = packed(codes_N, bits)
@@ -60,8 +60,8 @@ def test_codes_are_packed_densely_lowest_first(bits):
     assert as_one == sum(int(code) << bits * i for i, code in enumerate(codes_N))
 
 
-@pytest.mark.parametrize(
-    ("rounds", "counter", "key", "words"),
+@each(
+    "rounds, counter, key, words",
     [
         (7, (0, 0, 0, 0), (0, 0), "5f6fb709 0d893f64 4f121f81 4f730a48"),
         (7, (0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, "5207ddc2 45165e59 4d8ee751 8c52f662"),

@@ -33,6 +33,7 @@ from gradwire.dsl.rewrite import simplified
 from gradwire.dsl.schedule import passes
 from gradwire_lab.compress.tbq import tbq
 from tests.dsl.programs import EXAMPLES
+from tests.each import each
 from tests.strategies import bounded
 
 IN = Buffer("in", FLOAT32, Extent.ELEMENT)
@@ -53,8 +54,8 @@ def test_equal_nodes_are_one():
     assert const(1, INT32) is not const(True, BOOL)
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
+@each(
+    "make, text",
     [
         (lambda: node(Op.ADD, X), "add takes"),
         (lambda: node(Op.ADD, X, const(1, INT32)), "two operands of one type"),
@@ -87,8 +88,8 @@ def test_the_verifier_names_the_first_bad_node():
         kernel(X)
 
 
-@pytest.mark.parametrize(
-    ("stores", "text"),
+@each(
+    "stores, text",
     [
         ((store(KEPT, X),), "a condition stands with kept elements"),
         ((store(OUT, X, POSITIVE),), "a condition stands with kept elements"),
@@ -139,8 +140,8 @@ def test_the_listing_has_a_line_a_node():
 # ---- schedule ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("codec", "form", "num_loops"),
+@each(
+    "codec, form, num_loops",
     [
         (tbq(), "encode_with_residual", 1),
         (onebit(), "encode", 1),  # bits and both means in one pass
@@ -154,7 +155,7 @@ def test_a_block_is_visited_as_often_as_needed(codec, form, num_loops):
     assert sum(one.loops for one in made) == num_loops
 
 
-@pytest.mark.parametrize("codec", EXAMPLES, ids=repr)
+@each("codec", EXAMPLES)
 def test_every_store_is_done_once_and_no_pass_reads_what_is_overwritten(codec):
     made = codec.kernels().encode_with_residual
     order = passes(made)
@@ -228,7 +229,7 @@ def test_simplification_keeps_the_bits(value):
     assert torch.equal(evaluated(simpler, in_N), evaluated(value, in_N))
 
 
-@pytest.mark.parametrize("codec", EXAMPLES, ids=repr)
+@each("codec", EXAMPLES)
 def test_the_fused_residual_is_encode_then_decode_then_subtract(codec):
     """One pass, and the same bits as three by hand."""
     draw = torch.Generator().manual_seed(1)

@@ -31,6 +31,7 @@ from gradwire.dsl.ir import (
 from gradwire.kernels import compiler
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import same_bits
+from tests.each import each
 from tests.strategies import bounded
 
 pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
@@ -124,7 +125,7 @@ def test_narrower_vectors_keep_the_same(monkeypatch: pytest.MonkeyPatch) -> None
             assert_agreement(kernel, [make_gradient(kind, numel, torch.float32, seed=numel)])
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@each("name", KERNELS)
 def test_kept_elements_are_the_interpreter_s(name: str) -> None:
     assert BUILT.library() is not None
     for kind, numel in itertools.product(("normal", "one nan", "both infs"), (1, 64, 300, 40_000)):

@@ -16,6 +16,7 @@ from gradwire_lab.laws.compressors import (
 )
 from gradwire_lab.laws.inputs import panel
 from gradwire_lab.laws.programs import law_compiled_as_interpreted
+from tests.each import each
 
 
 @pytest.fixture
@@ -88,21 +89,21 @@ def broken(codec, law):
 
 
 @pytest.mark.usefixtures("_interpreted")
-@pytest.mark.parametrize("step", [1.0, 1e-30, 1e10])
-@pytest.mark.parametrize("law", [law_residual_holds_what_is_missing, law_merge_adds_the_decoded])
+@each("step", [1.0, 1e-30, 1e10])
+@each("law", [law_residual_holds_what_is_missing, law_merge_adds_the_decoded])
 def test_signs_of_any_magnitude_lose_nothing_but_roundings(law, step):
     assert broken(signs(step=step, block=64), law) == []
 
 
 @pytest.mark.usefixtures("_interpreted")
-@pytest.mark.parametrize(
-    ("law", "specimen"),
+@each(
+    "law, specimen",
     [
         (law_residual_holds_what_is_missing, forgets),
         (law_merge_adds_the_decoded, adds_too_much),
     ],
 )
-@pytest.mark.parametrize("codec", [signs(block=64), int8(block=64)], ids=repr)
+@each("codec", [signs(block=64), int8(block=64)])
 def test_what_is_small_and_no_rounding_is_refused(law, specimen, codec):
     assert broken(codec, law) == []
     assert "off by" in broken(specimen(codec), law)[0]

@@ -17,6 +17,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.errors import GradwireError, InvalidSetting
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
+from tests.each import each
 
 CODECS = (terngrad(block=64), threelc(block=64), dgc(density=0.1), adacomp(block=64))
 
@@ -29,8 +30,8 @@ def bfloat16_by_default() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
-@pytest.mark.parametrize("numel", [1, 999, 1001])
+@each("codec", CODECS)
+@each("numel", [1, 999, 1001])
 def test_a_residual_of_another_length_is_refused(codec: Any, numel: int) -> None:
     for dtype in (torch.float32, torch.float64):
         with pytest.raises(InvalidSetting, match="residual"):
@@ -39,7 +40,7 @@ def test_a_residual_of_another_length_is_refused(codec: Any, numel: int) -> None
         codec.encode_many([None], [torch.ones(1000)], [torch.zeros(numel)])
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
+@each("codec", CODECS)
 def test_a_payload_of_another_length_is_refused(codec: Any) -> None:
     payload, _ = codec.encode(None, torch.ones(1000))
     # A longer gradient may well have so few kept elements.
@@ -59,8 +60,8 @@ def test_a_payload_of_another_program_or_without_content_is_refused() -> None:
         terngrad().decode(Payload(payload.format), torch.empty(1000))
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
-@pytest.mark.parametrize("numel", [1, 65, 20_001])
+@each("codec", CODECS)
+@each("numel", [1, 65, 20_001])
 def test_any_bytes_decode_or_are_refused_untouched(codec: Any, numel: int) -> None:
     spec, draw = TensorSpec("any", numel), torch.Generator().manual_seed(numel)
     most = codec.format(spec).size_bytes
@@ -75,7 +76,7 @@ def test_any_bytes_decode_or_are_refused_untouched(codec: Any, numel: int) -> No
 
 
 @pytest.mark.usefixtures("bfloat16_by_default")
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
+@each("codec", CODECS)
 def test_torch_s_default_dtype_changes_nothing(codec: Any) -> None:
     grad_N = torch.randn(100_000, dtype=torch.float32, generator=torch.Generator().manual_seed(1))
     payload, _ = codec.encode(None, grad_N)

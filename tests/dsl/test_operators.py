@@ -36,6 +36,7 @@ from gradwire.kernels.compiler import find_compiler
 from gradwire.kernels.libraries import reference_only
 from gradwire_lab.laws.tolerance import same_bits
 from gradwire_lab.library.exponent import exp2, exponent
+from tests.each import each
 from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
@@ -122,8 +123,8 @@ def made(**changed: Any) -> Operator:
     return Operator(changed.pop("name", "attempt"), **{**forms, **changed})
 
 
-@pytest.mark.parametrize(
-    ("changed", "text"),
+@each(
+    "changed, text",
     [
         ({"name": "two words"}, "a name of its own"),
         ({"name": "floor"}, "a name of its own"),
@@ -157,8 +158,8 @@ def test_a_form_that_lacks_is_refused_when_it_is_asked_for():
         gpu_render.render_triton(signs().kernels().decode)
 
 
-@pytest.mark.parametrize(
-    ("encode", "text"),
+@each(
+    "encode, text",
     [
         (lambda self, g: concat(q=map(g, lambda x: copysign(x))), "it takes 2"),
         (lambda self, g: concat(q=map(g, lambda x: blended(x, x, x > 0))), "convert with"),

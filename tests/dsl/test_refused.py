@@ -44,6 +44,7 @@ from gradwire_lab.compress.tbq import tbq
 from gradwire_lab.library.zero_run import zero_run
 from tests.dsl import attempts
 from tests.dsl.attempts import codes, program
+from tests.each import each
 
 
 def sent(kept):
@@ -150,7 +151,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@each("case", REFUSED)
 def test_what_cannot_be_traced_is_refused_with_line_and_remedy(case):
     encode, remedy = REFUSED[case]
     with pytest.raises(InvalidSetting) as caught:
@@ -165,8 +166,8 @@ def test_the_line_is_that_of_the_branch():
         program(codes(branches))
 
 
-@pytest.mark.parametrize(
-    ("decode", "remedy"),
+@each(
+    "decode, remedy",
     [
         (lambda self, sent: map(extract(sent)[0], lambda q: q + random()), "do it in encode"),
         (lambda self, sent: 1.0, "a vector of all elements"),
@@ -206,7 +207,7 @@ KEPT_REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", KEPT_REFUSED)
+@each("case", KEPT_REFUSED)
 def test_kept_fields_are_decoded_by_scatter(case):
     def encode(self, gradient):
         kept = filter(gradient, lambda x: x > 0)
@@ -219,8 +220,8 @@ def test_kept_fields_are_decoded_by_scatter(case):
         program(encode, decode)
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
+@each(
+    "make, text",
     [
         (lambda: tbq(threshold="a"), "tbq threshold must be float"),
         (lambda: uniform(bitwidth=2.5), "uniform bitwidth must be int"),
@@ -243,7 +244,7 @@ def test_a_gradient_of_two_dimensions_is_refused():
         onebit().encode(None, torch.zeros(2, 2))
 
 
-@pytest.mark.parametrize("start", [0.5, 2**40, "1"])
+@each("start", [0.5, 2**40, "1"])
 def test_a_start_that_no_int32_holds_is_refused(start):
     def encode(self, gradient):
         whole_numbers = map(gradient, int32)
@@ -253,7 +254,7 @@ def test_a_start_that_no_int32_holds_is_refused(start):
         program(encode)
 
 
-@pytest.mark.parametrize("name", ["codes_lengths", "a name"])
+@each("name", ["codes_lengths", "a name"])
 def test_fields_of_bad_names_are_refused(name):
     def encode(self, gradient):
         coded = zero_run(map(gradient, lambda x: uint_3(x)))

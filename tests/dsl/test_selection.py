@@ -32,6 +32,7 @@ from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.compiler import reference_only
 from gradwire_lab.laws.tolerance import same_bits, tame
+from tests.each import each
 from tests.strategies import bounded, panel
 
 
@@ -141,7 +142,7 @@ def test_what_is_not_finite_is_sent_and_never_kept():
     assert residual_N.tolist() == [0.5, 0.5, 0.5, 5.5]  # dropped infinities are not kept either
 
 
-@pytest.mark.parametrize("codec", PROGRAMS, ids=repr)
+@each("codec", PROGRAMS)
 def test_one_definition(codec):
     """The interpreter's bytes are the compiled kernels', residual and all."""
 
@@ -164,7 +165,7 @@ def test_one_definition(codec):
             assert torch.equal(compiled[1], grad_N + before_N - compiled[2])
 
 
-@pytest.mark.parametrize("codec", PROGRAMS, ids=repr)
+@each("codec", PROGRAMS)
 def test_a_payload_is_known_by_its_size(codec):
     @bounded(40)
     @given(numel=st.integers(0, 700), num_kept=st.integers(0, 700))
@@ -181,7 +182,7 @@ def test_a_payload_is_known_by_its_size(codec):
         codec.received(TensorSpec("", 100), codec.format(TensorSpec("", 100)).size_bytes + 8)
 
 
-@pytest.mark.parametrize("codec", PROGRAMS, ids=repr)
+@each("codec", PROGRAMS)
 def test_a_used_buffer_holds_the_payload_in_front_and_nothing_around_it_changes(codec):
     grad_N = torch.randn(500, generator=torch.Generator().manual_seed(3))
     want, _ = codec.encode(None, grad_N)
@@ -233,7 +234,7 @@ def test_traits_say_that_sizes_vary():
 
 
 @pytest.mark.usefixtures("_served")
-@pytest.mark.parametrize("codec", PROGRAMS, ids=repr)
+@each("codec", PROGRAMS)
 def test_many_at_once_are_each_as_alone(codec):
     draw = torch.Generator().manual_seed(5)
     lengths = [0, 1, 300, 64, 1000]

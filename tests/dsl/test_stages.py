@@ -34,6 +34,7 @@ from gradwire.dsl.language import (
 )
 from gradwire.dsl.program import Program
 from gradwire.kernels.compiler import reference_only
+from tests.each import each
 from tests.strategies import bounded
 
 
@@ -108,7 +109,7 @@ def normal(numel: int) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(numel))
 
 
-@pytest.mark.parametrize("numel", [1, 100, 5000])
+@each("numel", [1, 100, 5000])
 def test_a_whole_gradient_is_reduced(numel):
     grad_N = normal(numel)
     payload, _ = everything(block=64).encode(None, grad_N)
@@ -194,7 +195,7 @@ def test_every_place_is_drawn_alike():
     assert len(set(fifths)) > 10
 
 
-@pytest.mark.parametrize(("share", "numel"), [(1.0, 1000), (0.05, 11), (0.05, 3)])
+@each("share, numel", [(1.0, 1000), (0.05, 11), (0.05, 3)])
 def test_a_sample_as_large_as_the_gradient_is_the_gradient(share, numel):
     """So no more is looked at than there is, and what is picked is exact."""
     grad_N = normal(numel)

@@ -31,6 +31,7 @@ from gradwire.dsl.program import Program
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import same_bits
 from tests.dsl.test_cpp import one_nan
+from tests.each import each
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
 
@@ -73,7 +74,7 @@ def launcher_of(*codecs: Program) -> Launcher:
     return Launcher(*(form for k in made for form in (k.encode_with_residual, k.merge)))
 
 
-@pytest.mark.parametrize("numel", [2 * WHOLE - 3, 2 * WHOLE + 5])
+@each("numel", [2 * WHOLE - 3, 2 * WHOLE + 5])
 def test_blocks_of_several_tiles_have_the_same_bits(numel: int) -> None:
     codec = onebit(block=2 * WHOLE)
     launcher = launcher_of(codec)
@@ -141,7 +142,7 @@ class terms(Program):
         return gl.map(values, lambda value: -gl.round(value) * gl.floor(-value / 3))
 
 
-@pytest.mark.parametrize("kind", ["normal", "tiny", "both infs"])
+@each("kind", ["normal", "tiny", "both infs"])
 def test_operands_of_all_kinds_have_the_same_bits(kind: str) -> None:
     assert_agreement(terms(), launcher_of(terms()), kind, 200)
 
@@ -173,7 +174,7 @@ PANEL = (("normal", 1000, True), ("both infs", 300, True), ("huge", 65, False))
 
 @pytest.mark.parametrize("codec", GENERATED, ids=repr)
 def test_compressors_have_the_same_bits(codec: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    def each(device: torch.device) -> list[dict[str, Tensor]]:
+    def made_on(device: torch.device) -> list[dict[str, Tensor]]:
         return [
             exchanged(
                 codec,
@@ -183,17 +184,17 @@ def test_compressors_have_the_same_bits(codec: Program, monkeypatch: pytest.Monk
             for kind, numel, left in PANEL
         ]
 
-    wanted = each(torch.device("cpu"))
+    wanted = made_on(torch.device("cpu"))
     if DEVICE.type == "cpu":
         monkeypatch.setattr(Built, "run_many", launched)
-    for case, ours, want in zip(PANEL, each(DEVICE), wanted, strict=True):
+    for case, ours, want in zip(PANEL, made_on(DEVICE), wanted, strict=True):
         assert ours.keys() == want.keys()
         for name in want:
             assert same_bits(ours[name].cpu(), want[name]), f"{codec!r}, {case}: {name}"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("codec", [c for c in GENERATED if c.traits.exact_size], ids=repr)
+@each("codec", [c for c in GENERATED if c.traits.exact_size])
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_all_that_a_compressor_makes_lies_with_its_gradient(
     codec: Program, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

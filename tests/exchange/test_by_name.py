@@ -13,6 +13,7 @@ from gradwire.errors import IncompatiblePair, InvalidSetting
 from gradwire.exchange.by_name import by_name, clone_state, exchange_for, texts
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.pair import suited
+from tests.each import each
 
 
 def test_aggregators_loss_is_kept_by_the_aggregator() -> None:
@@ -36,7 +37,7 @@ def test_aggregators_loss_is_kept_by_the_aggregator() -> None:
     assert not left[1].any()
 
 
-@pytest.mark.parametrize("algorithm", examples("compress"), ids=repr)
+@each("algorithm", examples("compress"))
 def test_an_algorithm_alone_gets_what_its_traits_ask_for(
     algorithm: gw.Compressor | gw.Exchange,
 ) -> None:
@@ -52,7 +53,7 @@ def test_an_algorithm_alone_gets_what_its_traits_ask_for(
     assert exchange.wire_bytes(spec, 4) == inner.wire_bytes(spec, 4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_alone_what_more_ranks_left_arrives_and_its_rounding_stays(dtype: torch.dtype) -> None:
     exchange = exchange_for(gw.compress.topk())
     draw = torch.Generator().manual_seed(0)
@@ -104,8 +105,8 @@ def test_a_compressor_that_wants_whole_tensors_is_told_what_can_have_them() -> N
         gw.pair(Shaped(), gw.collective.casync_ps())
 
 
-@pytest.mark.parametrize(
-    ("codec", "collective", "remedy"),
+@each(
+    "codec, collective, remedy",
     [
         ("topk", gw.collective.ring(), r"codec must be a compressor, got 'topk'; write"),
         (gw.compress.topk, gw.collective.ring(), r"codec must be a compressor, got <class"),
@@ -197,8 +198,8 @@ def test_a_cloned_state_shares_no_tensor() -> None:
     assert not state.residual_N.any()
 
 
-@pytest.mark.parametrize(
-    ("grads", "states", "message"),
+@each(
+    "grads, states, message",
     [
         ([], None, "one gradient a rank"),
         ([torch.zeros(2, 2)], None, r"pass grad.flatten\(\)"),
@@ -212,7 +213,7 @@ def test_gradients_must_match(grads, states, message: str) -> None:
         texts(exchange_for(gw.compress.none()), grads, states)
 
 
-@pytest.mark.parametrize("given", [gw.compress.topk(), "topk", gw.compress.deft, only_the_form()])
+@each("given", [gw.compress.topk(), "topk", gw.compress.deft, only_the_form()])
 def test_what_is_no_exchange_is_refused_where_one_is_run(given: object) -> None:
     with pytest.raises(InvalidSetting, match=r"gw.exchange_for\(compressor\)"):
         gw.run_local(given, [torch.ones(3)])  # type: ignore[arg-type]

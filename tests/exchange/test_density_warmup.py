@@ -13,6 +13,7 @@ from gradwire.contract.travel import sent_bytes
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.local import drive
+from tests.each import each
 
 PAPER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 NUMEL, WORLD = 20_000, 2
@@ -61,7 +62,7 @@ def test_deep_gradient_compression_warms_up_to_its_density() -> None:
     assert not gw.deep_gradient_compression(warmup_steps=0, masking=False).masking
 
 
-@pytest.mark.parametrize(
+@each(
     "algorithm",
     [
         gw.compress.topk(density=0.05),
@@ -72,7 +73,6 @@ def test_deep_gradient_compression_warms_up_to_its_density() -> None:
         gw.pair(gw.compress.dgc(density=0.05), gw.collective.casync_ps()),
         gw.with_clipping(gw.with_momentum_correction(gw.compress.dgc(density=0.05)), 1.0),
     ],
-    ids=repr,
 )
 def test_whatever_has_a_density_is_warmed_up(algorithm: gw.Exchange | gw.Compressor) -> None:
     exchange = gw.with_density_warmup(algorithm, steps_per_stage=1)

@@ -11,6 +11,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import momentum_of, run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from tests.compress.test_support import Run
+from tests.each import each
 
 WORLD, NUMEL, KEPT, MOMENTUM = 3, 50, 10, 0.9
 topk = gw.compress.topk(density=KEPT / NUMEL)
@@ -45,8 +46,8 @@ class OfThePaper:
         return sent_N
 
 
-@pytest.mark.parametrize("masking", [False, True])
-@pytest.mark.parametrize("nesterov", [False, True])
+@each("masking", [False, True])
+@each("nesterov", [False, True])
 def test_it_is_the_papers_algorithm(nesterov: bool, masking: bool) -> None:
     exchange = gw.with_momentum_correction(topk, MOMENTUM, nesterov, masking)
     ranks, states = [OfThePaper(nesterov, masking) for _ in range(WORLD)], None
@@ -58,8 +59,8 @@ def test_it_is_the_papers_algorithm(nesterov: bool, masking: bool) -> None:
         torch.testing.assert_close(results[0][0], torch.stack(sent).mean(0))
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("world", [1, 4])
+@each("nesterov", [False, True])
+@each("world", [1, 4])
 def test_with_density_1_it_is_momentum_sgd(world: int, nesterov: bool) -> None:
     """Of a gradient that is larger than the sample that gives its threshold."""
     exchange = gw.deep_gradient_compression(warmup_steps=0, density=1.0, nesterov=nesterov)
@@ -81,7 +82,7 @@ def test_with_density_1_it_is_momentum_sgd(world: int, nesterov: bool) -> None:
         torch.testing.assert_close(*weights)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@each("world", [2, 4])
 def test_what_16_bits_cannot_hold_has_not_stayed(world: int) -> None:
     """Velocity without gradients decays until its W-th part is 0 on the wire."""
     exchange = gw.with_momentum_correction(gw.compress.none())
@@ -115,7 +116,7 @@ def test_masking_is_what_clears_stale_momentum() -> None:
     assert means(masking=False)[:2] == [10.0, 9.0]
 
 
-@pytest.mark.parametrize("masking", [False, True])
+@each("masking", [False, True])
 def test_masking_takes_momentum_from_what_leaves_often(masking: bool) -> None:
     """A constant gradient, of which every element leaves in every T-th step."""
     period = 10
@@ -133,7 +134,7 @@ def test_masking_takes_momentum_from_what_leaves_often(masking: bool) -> None:
     torch.testing.assert_close(moved_N, want_N, rtol=1e-3, atol=0.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_a_tensor_that_travels_dense_has_momentum_sgds_steps(dtype: torch.dtype) -> None:
     """Beside a sparse one in its message, of which most elements stay."""
     inner = gw.compress.selective(sparsifier="topk", density=0.01, num_dense=1)
@@ -161,8 +162,8 @@ def test_error_feedback_is_taken_out_wherever_it_is() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("inner", "said"),
+@each(
+    "inner, said",
     [
         (gw.with_clipping(topk, 1.0), "with_clipping(with_momentum_correction(...), max_norm)"),
         (
@@ -179,7 +180,7 @@ def test_what_may_not_be_inside_is_refused(inner: gw.Exchange, said: str) -> Non
     assert said in str(raised.value)
 
 
-@pytest.mark.parametrize("given", ["topk", gw.compress.none, 3], ids=["name", "class", "number"])
+@each("given", ["topk", gw.compress.none, 3], ids=["name", "class", "number"])
 def test_what_is_no_algorithm_is_refused(given: gw.Compressor) -> None:
     for wrap in (gw.with_momentum_correction, gw.exchange_for, gw.with_error_feedback):
         with pytest.raises(InvalidSetting, match="exchange must be an exchange, got"):

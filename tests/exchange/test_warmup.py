@@ -11,6 +11,7 @@ from gradwire.contract import Member
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.local import drive
+from tests.each import each
 
 NUMEL, WORLD = 64, 3
 
@@ -62,7 +63,7 @@ def test_momentum_goes_around_it() -> None:
     torch.testing.assert_close(mean_N, torch.stack(grads).mean(0))
 
 
-@pytest.mark.parametrize(
+@each(
     "inside",
     [
         gw.with_momentum_correction(gw.compress.topk()),

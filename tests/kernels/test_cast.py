@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gradwire.errors import InvalidSetting
 from gradwire.kernels import cast
 from gradwire.kernels.libraries import reference_only
+from tests.each import each
 from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]
@@ -31,7 +32,7 @@ def without_nan(x_N):
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each("dtype", DTYPES, ids=str)
 def test_every_exponent_rounds_as_torch_does(dtype):
     # All float32 whose low mantissa bits decide the rounding, for every sign and exponent.
     high = torch.arange(2**16, dtype=torch.int64) << 16
@@ -42,7 +43,7 @@ def test_every_exponent_rounds_as_torch_does(dtype):
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each("dtype", DTYPES, ids=str)
 def test_every_16_bit_value_decodes_as_in_torch(dtype):
     half_N = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
     out_N = torch.empty(2**16)
@@ -79,7 +80,7 @@ def test_cpp_is_the_reference(case, dtype, prescale, with_residual):
         assert same_bits(without_nan(got), without_nan(want))
 
 
-@pytest.mark.parametrize("forced", [False, True])
+@each("forced", [False, True])
 def test_overflow_becomes_inf_and_keeps_the_residual(forced):
     context = reference_only() if forced else num_threads(1)
     with context:
@@ -101,7 +102,7 @@ def test_thread_count_changes_no_byte():
     assert all(same_bits(a, b) for a, b in zip(alone, together, strict=True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each("dtype", DTYPES, ids=str)
 def test_double_gradients_take_the_reference(dtype):
     x_N = vector(1000, "normal", 1).double()
     half_N, after_N = encoded(x_N, dtype, 1.0, torch.zeros(1000, dtype=torch.float64))

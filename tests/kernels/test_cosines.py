@@ -15,6 +15,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.kernels import cosines
 from gradwire.kernels.cosines import Cutting
 from gradwire.kernels.libraries import reference_only
+from tests.each import each
 from tests.kernels.vectors import KINDS, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]
@@ -95,7 +96,7 @@ def dct(num: int) -> Tensor:
     return matrix
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (1, 8), (2, 64), (16, 4), (1, 1)])
+@each("rows, columns", [(64, 64), (1, 8), (2, 64), (16, 4), (1, 1)])
 def test_coefficients_are_those_of_the_definition(rows: int, columns: int) -> None:
     chunks = torch.randn(3, rows, columns, generator=torch.Generator().manual_seed(0))
     want = (dct(rows) @ chunks.double() @ dct(columns).T).mT
@@ -115,7 +116,7 @@ def test_the_largest_of_each_chunk_are_listed_and_ties_go_to_the_first() -> None
     assert torch.allclose(values_K, torch.tensor([5.0, -7.0, 0.0]), atol=1e-5)
 
 
-@pytest.mark.parametrize("forced", [False, True])
+@each("forced", [False, True])
 def test_a_place_outside_of_its_chunk_is_refused(forced: bool) -> None:
     cutting, out_N = Cutting(32, 4, 1), torch.zeros(32)
     places_LK = torch.tensor([[3, 15]], dtype=torch.int32)  # 15 is of the first chunk too
@@ -125,8 +126,8 @@ def test_a_place_outside_of_its_chunk_is_refused(forced: bool) -> None:
         cosines.decode(cutting, places_LK, torch.ones(1, 2), out_N)
 
 
-@pytest.mark.parametrize(
-    ("numel", "shape", "places", "kept"),
+@each(
+    "numel, shape, places, kept",
     [
         (4096, (0, 0), 4096, 32),
         (4097, (1, 1), 4097, 33),  # one element, and one coefficient

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import zlib
 
-import pytest
 import torch
 
 from gradwire.kernels.compiler import reference_only
 from gradwire.kernels.crc import crc32
+from tests.each import each
 
 
-@pytest.mark.parametrize("numel", [0, 1, 15, 63, 64, 65, 79, 80, 127, 128, 143, 1000, 100_003])
-@pytest.mark.parametrize("start", [0, 1, 5])
+@each("numel", [0, 1, 15, 63, 64, 65, 79, 80, 127, 128, 143, 1000, 100_003])
+@each("start", [0, 1, 5])
 def test_the_bits_are_those_of_zlib(numel: int, start: int) -> None:
     bytes_B = torch.randint(0, 256, (start + numel,), dtype=torch.uint8)[start:]
     whole = bytes_B.numpy().tobytes()

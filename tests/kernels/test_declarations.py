@@ -11,6 +11,7 @@ import torch
 from gradwire.kernels import compiler
 from gradwire.kernels.libraries import libraries, load_library, source
 from tests.arch.source import sources
+from tests.each import each
 
 needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 
@@ -25,7 +26,7 @@ GW_EXPORT void nothing(int threads) {}
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", libraries())
+@each("name", libraries())
 def test_every_exported_function_has_the_types_of_its_declaration(name: str) -> None:
     library = load_library(name)
     exports = re.findall(r"GW_EXPORT (\w+) (\w+)\(([^)]*)\)", source(name).text)

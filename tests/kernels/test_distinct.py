@@ -11,6 +11,7 @@ from torch import Tensor
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.distinct import count_distinct
 from gradwire.kernels.libraries import reference_only
+from tests.each import each
 from tests.kernels.vectors import compiled, num_threads
 
 __all__ = ["compiled"]
@@ -43,7 +44,7 @@ def test_as_many_places_as_there_are(num_places: int, densities: list[float], se
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize(
+@each(
     "places",
     [[3, 1], [1, 1, 2], [300_000, 2], [2, 300_000, 5], [300_000, 300_001, 1, 2], [0] * 70],
     ids=str,
@@ -54,7 +55,7 @@ def test_a_list_that_does_not_ascend_is_counted_all_the_same(places: list[int]) 
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("place", [-1, 100, 2**31 - 1])
+@each("place", [-1, 100, 2**31 - 1])
 def test_an_index_outside_is_refused(place: int) -> None:
     outside = torch.tensor([place]).int()
     with pytest.raises(InvalidSetting, match=r"\[0, 100\)"):

@@ -13,6 +13,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.kernels.gather import lay_runs, take
 from gradwire.kernels.libraries import reference_only
 from gradwire_lab.laws.tolerance import same_bits
+from tests.each import each
 from tests.strategies import bounded
 
 
@@ -44,8 +45,8 @@ def test_values_are_taken_and_leave_the_residual(
     assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("index", [-1, 5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each("index", [-1, 5])
+@each("dtype", [torch.float32, torch.float64])
 def test_indices_outside_are_refused_and_nothing_is_written(index: int, dtype: torch.dtype) -> None:
     source_N, residual_N = torch.ones(5, dtype=dtype), torch.ones(5, dtype=dtype)
     indices_K = torch.tensor([0, index], dtype=torch.int32)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels import momentum
 from gradwire.kernels.libraries import reference_only
+from tests.each import each
 from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]
@@ -62,9 +63,9 @@ def test_the_mask_is_the_reference(
     assert same_bits(got, want)
 
 
-@pytest.mark.parametrize("forced", [False, True])
-@pytest.mark.parametrize(
-    ("pending", "least", "velocity"),
+@each("forced", [False, True])
+@each(
+    "pending, least, velocity",
     [
         ([0.0, 2.0, 0.0], 2.0, [0.0, 5.0, 5.0]),  # 2 stayed; the third was nothing before
         ([0.0, 2.0, 0.0], 2.5, [5.0, 5.0, 5.0]),  # 2 is too small to count

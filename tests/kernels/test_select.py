@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gradwire.errors import InvalidSetting
 from gradwire.kernels import select
 from gradwire.kernels.libraries import reference_only
+from tests.each import each
 from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]
@@ -27,7 +28,7 @@ def selected(x_N, k, residual_N=None):
     return indices_K, values_K, after_N
 
 
-@pytest.mark.parametrize("forced", [False, True])
+@each("forced", [False, True])
 def test_rank_of_what_is_not_finite(forced):
     x_N = torch.tensor([3.0, torch.inf, 1.0, torch.nan, -torch.inf])
     context = reference_only() if forced else num_threads(1)
@@ -39,7 +40,7 @@ def test_rank_of_what_is_not_finite(forced):
         assert after.tolist() == [3.0, 0.0, 1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("forced", [False, True])
+@each("forced", [False, True])
 def test_ties_go_to_the_lowest_index(forced):
     context = reference_only() if forced else num_threads(1)
     with context:
@@ -84,7 +85,7 @@ def test_a_sample_that_misleads_only_costs_time():
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("kind", ["normal", "ties", "all equal", "not finite"])
+@each("kind", ["normal", "ties", "all equal", "not finite"])
 def test_thread_count_changes_no_byte(kind):
     x_N, residual_N = vector(1_000_003, kind, 7), residual_for(torch.empty(1_000_003), 7)
     results = []
@@ -116,9 +117,7 @@ def test_lanes_may_select_at_the_same_time():
         assert same_bits(got[1], want[1])
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
-)
+@each("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_the_largest_leave_the_residual(dtype):
     x_N, ones_N = torch.tensor([1.0, -5.0, 2.0, 0.0, 4.0], dtype=dtype), torch.ones(5, dtype=dtype)
     found = selected(x_N, 3, ones_N)
@@ -137,8 +136,8 @@ def selected_ranges(c_N, starts, stops, ks, firsts=None):
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", ["normal", "ties", "not finite"])
+@each("threads", [1, 2])
+@each("kind", ["normal", "ties", "not finite"])
 def test_topk_of_ranges_is_topk_of_each(kind, threads):
     """Short ones and long ones, empty ones, some of which nothing is asked, gaps between them."""
     c_N = vector(1_300_000, kind, 5)
@@ -157,7 +156,7 @@ def test_topk_of_ranges_is_topk_of_each(kind, threads):
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("kind", ["normal", "ties", "mostly zeros", "not finite", "all equal"])
+@each("kind", ["normal", "ties", "mostly zeros", "not finite", "all equal"])
 def test_short_ranges_and_dense_ones_are_the_reference(kind):
     """Of few elements, and of some blocks of which about all, or half, is selected."""
     for length in (1, 2, 15, 64, 65, 500, 4_000, 16_384, 40_000):
@@ -237,7 +236,7 @@ def test_units_are_added_as_by_the_reference(numel, width, scale, ascending):
     assert same_bits(got_N, want_N)
 
 
-@pytest.mark.parametrize("forced", [False, True])
+@each("forced", [False, True])
 def test_scatter_add_of_repeated_indices_and_of_wrong_ones(forced):
     context = reference_only() if forced else num_threads(2)
     with context:
@@ -264,8 +263,8 @@ def test_wrong_operands_are_named():
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("forced", [False, True])
+@each("threads", [1, 2])
+@each("forced", [False, True])
 def test_many_vectors_in_one_call_are_each_as_alone(forced, threads):
     """Short ones, an empty one, one longer than all others together; with a residual or without."""
     lengths = (300, 0, 1, 70_000, 1_200_000, 5)

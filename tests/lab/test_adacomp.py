@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from gradwire.contract.spec import TensorSpec
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.laws.inputs import make_gradient
+from tests.each import each
 
 BIN = 64
 
@@ -25,7 +25,7 @@ def sent(whole_N: Tensor, latest_N: Tensor) -> Tensor:
     return torch.cat(chosen) * torch.tensor(level, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("numel", [1, 63, 64, 65, 1000])
+@each("numel", [1, 63, 64, 65, 1000])
 def test_every_step_sends_what_the_paper_says(numel):
     codec, residual_N = adacomp(block=BIN), torch.zeros(numel)
     counts = []
@@ -66,7 +66,7 @@ def test_it_is_no_contraction_and_declares_none():
     assert not adacomp.traits.contraction
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@each("bad", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_sent_whatever_else_its_bin_holds(bad):
     grad_N = make_gradient("normal", 300, torch.float32)
     grad_N[100] = bad

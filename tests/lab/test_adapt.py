@@ -25,6 +25,7 @@ from gradwire_lab.exchange._cheapest import cheapest, chosen, total
 from gradwire_lab.exchange.adapt import Adapted, adapted_states
 from gradwire_lab.exchange.ladders import MatrixLadder
 from gradwire_lab.laws.cases import states_of
+from tests.each import each
 
 rows = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=4)
 
@@ -75,7 +76,7 @@ def _grads(step: int = 0) -> list[torch.Tensor]:
     return grads
 
 
-@pytest.mark.parametrize("made", [gw.compress.topk(density=0.1), gw.compress.powersgd(rank=2)])
+@each("made", [gw.compress.topk(density=0.1), gw.compress.powersgd(rank=2)])
 def test_what_is_measured_is_what_is_lost(made: gw.Compressor | gw.Exchange) -> None:
     """Of the settings in force, in the step in which losses are measured."""
     exchange = gw.adapt(made, every=1)
@@ -89,7 +90,7 @@ def test_what_is_measured_is_what_is_lost(made: gw.Compressor | gw.Exchange) -> 
             assert float(lost) == pytest.approx(float(part_N.sum()), rel=1e-4, abs=1e-9)
 
 
-@pytest.mark.parametrize("made", [gw.compress.topk(density=0.1), gw.compress.qsgd(block=64)])
+@each("made", [gw.compress.topk(density=0.1), gw.compress.qsgd(block=64)])
 def test_fewer_bytes_at_no_more_loss(made: gw.Compressor) -> None:
     exchange = gw.adapt(made, every=4)
     own = chooser_of(exchange)
@@ -176,7 +177,7 @@ ADAPTABLE = (
 )
 
 
-@pytest.mark.parametrize("made", ADAPTABLE, ids=repr)
+@each("made", ADAPTABLE)
 def test_predictions_are_those_of_its_own_settings(made: gw.Compressor | gw.Exchange) -> None:
     def sent(exchange: gw.Exchange) -> int:
         rows = record(exchange, SPEC, 0, 3).rows

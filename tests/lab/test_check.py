@@ -23,6 +23,7 @@ from gradwire_lab.laws import (
 )
 from gradwire_lab.laws.subjects import held_to
 from tests.cli.conftest import Ended
+from tests.each import each
 
 pytestmark = pytest.mark.slow
 
@@ -149,8 +150,8 @@ def test_shipped_ones_by_name_keep_all(gradwire: Run, name: str) -> None:
 PAIR = gw.pair(gw.compress.topk(density=0.3), gw.collective.allgather_sparse())
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "laws"),
+@each(
+    "algorithm, laws",
     [
         (gw.compress.none(), {*compressors.LAWS, *collectives.LAWS, *exchanges.LAWS}),
         (gw.compress.onebit(), {*programs.LAWS, *compressors.LAWS, *exchanges.LAWS}),
@@ -223,8 +224,8 @@ def test_a_programs_broken_promise_is_code_1(
     assert found["compiled_as_interpreted"]["verdict"] != "broken"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
+@each(
+    "words, message",
     [
         (("terngard",), "did you mean 'terngrad'"),
         ((ENCODE, "--set", "bitwidth=2"), "pass decode's text too"),

@@ -40,6 +40,7 @@ from gradwire_lab.dsl.coders import repeat, runs
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import same_bits
 from gradwire_lab.library.zero_run import zero_run
+from tests.each import each
 from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
@@ -57,7 +58,7 @@ def by(cpp: bool) -> Iterator[None]:
 # ---- five codes a byte -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("numel", [0, 1, 12, 13, 14, 63, 64, 65, 76, 77, 200])
+@each("numel", [0, 1, 12, 13, 14, 63, 64, 65, 76, 77, 200])
 def test_codes_of_three_values_lie_five_in_a_byte(numel):
     codes_N = (torch.arange(numel) * 7919 % 3).int()
     bytes_U = to_bytes(codes_N, DType.UINT_3)
@@ -82,7 +83,7 @@ class thirds(Program):
 
 
 @compiled
-@pytest.mark.parametrize("numel", [1, 13, 14, 64, 65, 200, 1000])
+@each("numel", [1, 13, 14, 64, 65, 200, 1000])
 def test_they_have_the_same_bytes_in_cpp(numel):
     grad_N = make_gradient("ties", numel, torch.float32)
     payload, _ = thirds(block=128).encode(None, grad_N)
@@ -122,8 +123,8 @@ def coded(plain_U: Tensor, block_bytes: int = BLOCK_BYTES) -> tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize("cpp", [False, pytest.param(True, marks=compiled)])
-@pytest.mark.parametrize(
-    ("plain", "want"),
+@each(
+    "plain, want",
     [
         ([5], [5]),
         ([0], [0]),
@@ -203,7 +204,7 @@ class signs_in_runs(Program, exact_size=False):
 CODEC = signs_in_runs(block=128)
 
 
-@pytest.mark.parametrize("numel", [0, 1, 64, 300, 1000])
+@each("numel", [0, 1, 64, 300, 1000])
 def test_a_payload_is_headers_lengths_and_runs(numel):
     grad_N = make_gradient("normal", numel, torch.float32)
     payload, _ = CODEC.encode(None, grad_N)
@@ -229,7 +230,7 @@ def test_several_are_encoded_each_as_alone():
 
 
 @pytest.mark.parametrize("cpp", [False, pytest.param(True, marks=compiled)])
-@pytest.mark.parametrize("place", ["lengths", "bytes"])
+@each("place", ["lengths", "bytes"])
 def test_a_damaged_payload_is_refused(place, cpp):
     payload, _ = CODEC.encode(None, make_gradient("normal", 300, torch.float32))
     damaged = Payload(payload.format, payload.buffer.clone())
@@ -274,7 +275,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@each("case", REFUSED)
 def test_what_cannot_be_coded_is_refused_with_the_line(case):
     encode, remedy = REFUSED[case]
     with pytest.raises(InvalidSetting, match=remedy) as caught:

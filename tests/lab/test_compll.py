@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import Ended
+from tests.each import each
 
 Run = Callable[..., Ended]
 
@@ -40,8 +39,8 @@ def own(folder: Path, value: str = "top / 2", traits: str = "") -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("target", "words"),
+@each(
+    "target, words",
     [
         ("ir", ["terngrad_encode: blocks of 16384", "random() 0", "store(uint2) 'Q'"]),
         ("cpp", ['#include "compll.h"', "GW_EXPORT void terngrad_merge"]),
@@ -70,8 +69,8 @@ def test_bench_is_paired_with_a_copy(gradwire: Run, tmp_path: Path) -> None:
     assert all(row["fraction_of_copy_bandwidth"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
+@each(
+    "words, message",
     [
         (("show", "cast16"), "written in the language"),
         (("show", "powersgd"), "written in the language"),

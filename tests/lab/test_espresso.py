@@ -25,6 +25,7 @@ from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.espresso import _Lanes as espresso_lanes
 from gradwire_lab.planner.espresso import espresso
 from gradwire_lab.planning.lanes import TimedMessage, end_of, link_times
+from tests.each import each
 from tests.planning.profiles import profiles
 from tests.strategies import bounded
 
@@ -138,7 +139,7 @@ def largest_first(profile: Profile, cluster: Cluster) -> list[tuple[str, bool]]:
     return picked
 
 
-@pytest.mark.parametrize("rate", [2e8, 1.25e9, 5e9])
+@each("rate", [2e8, 1.25e9, 5e9])
 def test_algorithm_1_is_that_of_the_paper(rate: float) -> None:
     rows = [
         (3_000_000, 0.004, 1),
@@ -225,8 +226,8 @@ def test_never_slower_than_uncompressed(profile: Profile, num_ranks: int) -> Non
         assert plan.exchanges == {}
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
+@each(
+    "settings, words",
     [
         ({"compressor": "onebit"}, "setting of onebit"),
         ({"density": 2.0}, "density"),

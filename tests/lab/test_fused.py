@@ -17,6 +17,7 @@ from gradwire.planning.fusion import NOTHING, SparseCost, arrivals, sparsifier
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.omgs import omgs
+from tests.each import each
 from tests.planning.profiles import vgg16
 from tests.strategies import bounded
 
@@ -118,7 +119,7 @@ def test_a_group_keeps_its_residual_and_its_density() -> None:
     assert exchange.error_feedback
 
 
-@pytest.mark.parametrize("name", ["cupcake", "omgs"])
+@each("name", ["cupcake", "omgs"])
 def test_what_is_no_sparsifier_is_refused(name: str) -> None:
     planner = load("planner", name)
     with pytest.raises(InvalidSetting, match="must be a compressor of sparse payloads"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from gradwire_lab.compress.gaussiank import gaussiank
 from gradwire_lab.laws.densities import drawn
+from tests.each import each
 
 
 def num_sent(grad_N, **settings):
@@ -14,8 +14,8 @@ def num_sent(grad_N, **settings):
     return payload["indices"].numel()
 
 
-@pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@each("density", [0.1, 0.01, 0.001])
+@each("scale", [1e-6, 1.0, 1e6])
 def test_a_normal_gradient_is_cut_where_it_was_asked(density, scale):
     """Within four deviations of the draw, and the 8 bits that the threshold has."""
     asked = density * 200_000

@@ -16,12 +16,13 @@ from gradwire_lab.compress.gaussiank import gaussiank
 from gradwire_lab.compress.redsync import redsync
 from gradwire_lab.compress.sidco import sidco
 from gradwire_lab.laws.densities import KINDS, drawn
+from tests.each import each
 from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_moments_are_those_of_the_elements(kind):
     grad_N = drawn(kind, 30_000)
     seen, others_N = Magnitudes.of(grad_N), grad_N[grad_N != 0].double()
@@ -35,7 +36,7 @@ def test_moments_are_those_of_the_elements(kind):
     assert seen.above(threshold).variance == pytest.approx(float(beyond.var()), rel=1e-2)
 
 
-@pytest.mark.parametrize("threshold", [1e-9, 0.1, 1.0, 2.5, 1e9])
+@each("threshold", [1e-9, 0.1, 1.0, 2.5, 1e9])
 def test_what_reaches_an_edge_is_counted_exactly(threshold):
     grad_N = drawn("normal", 30_000)
     seen = Magnitudes.of(grad_N)
@@ -52,7 +53,7 @@ def test_zeros_and_what_is_not_finite_are_only_counted():
     assert Magnitudes.of(torch.zeros(0)).numel == 0
 
 
-@pytest.mark.parametrize("kind", [gaussiank, redsync, sidco])
+@each("kind", [gaussiank, redsync, sidco])
 def test_what_float32_would_round_up_to_an_edge_is_sent(kind):
     """Else it would wait for ever: the threshold is an edge that no element reaches."""
     grad_N = torch.full((1000,), 1 - 1e-12, dtype=torch.float64)
@@ -60,8 +61,8 @@ def test_what_float32_would_round_up_to_an_edge_is_sent(kind):
     assert 10 <= payload["indices"].numel() <= 20
 
 
-@pytest.mark.parametrize(
-    ("threshold", "least", "most", "reached"),
+@each(
+    "threshold, least, most, reached",
     [
         (8.0, 100, 400, 100),  # the threshold's own
         (8.0, 101, 400, 250),
@@ -84,7 +85,7 @@ def histogram(x_N, residual_N=None):
     return [*found, after_N][: 2 + (residual_N is not None)]
 
 
-@pytest.mark.parametrize("forced", [False, True])
+@each("forced", [False, True])
 def test_a_bin_is_the_upper_half_without_the_sign(forced):
     x_N = torch.tensor([1.0, -1.001, 2.0, 0.0, -torch.inf, torch.nan, -0.0, 1.0])
     with reference_only() if forced else num_threads(1):
@@ -116,7 +117,7 @@ def test_cpp_histogram_is_the_reference(case, with_residual):
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("kind", ["normal", "all equal"])
+@each("kind", ["normal", "all equal"])
 def test_thread_count_changes_no_count(kind):
     x_N = vector(1_200_003, kind, 7)
     found = []

@@ -18,6 +18,7 @@ from gradwire_lab.dsl.lowrank import MatrixProgram, low_rank
 from gradwire_lab.dsl.matrices import Matrix, decomp, matmul, orthogonal
 from gradwire_lab.laws.subjects import check, held_to
 from gradwire_lab.laws.tolerance import same_bits
+from tests.each import each
 
 Pair = tuple[Matrix, Matrix]
 
@@ -54,8 +55,8 @@ def span(matrix: Any) -> Any:
     return np.linalg.qr(matrix)[0]
 
 
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("kind", PROGRAMS)
+@each("world", [2, 3])
+@each("kind", PROGRAMS)
 def test_the_mean_is_the_projection_of_the_mean(kind: type[MatrixProgram], world: int) -> None:
     num_rounds, basis_of = PROGRAMS[kind]
     shapes = ((9, 14), (9, 14), (5,), (14, 9))
@@ -86,7 +87,7 @@ def test_the_mean_is_the_projection_of_the_mean(kind: type[MatrixProgram], world
         np.testing.assert_allclose(world * results[0][0] + left_N, world * mean_N, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [twice, by_columns])
+@each("kind", [twice, by_columns])
 def test_programs_keep_the_laws_of_exchanges(kind: type[MatrixProgram]) -> None:
     for held in held_to(kind(rank=2)):
         assert [verdict for verdict in check(held) if verdict.found] == []
@@ -181,7 +182,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@each("case", REFUSED)
 def test_what_is_no_projection_is_refused_with_line_and_remedy(case: str) -> None:
     encode, decode, remedy = REFUSED[case]
     methods = {
@@ -256,7 +257,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("case", MISTAKES)
+@each("case", MISTAKES)
 def test_a_mistake_in_a_text_is_shown_in_its_place(case: str) -> None:
     before, after, message = MISTAKES[case]
     text = TEXT.read_text()

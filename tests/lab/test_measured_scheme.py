@@ -20,6 +20,7 @@ from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme, scheme_of, with_measured_scheme
+from tests.each import each
 
 WORLD, NUMEL = 8, 400_000
 
@@ -56,7 +57,7 @@ def ways(
     return found, states
 
 
-@pytest.mark.parametrize(("shared", "scheme"), [(True, "sparcml"), (False, "zen")])
+@each("shared, scheme", [(True, "sparcml"), (False, "zen")])
 def test_overlap_decides_once_it_is_known(shared: bool, scheme: str) -> None:
     grads = [taken(rank, shared=shared) for rank in range(WORLD)]
     found, states = ways(measured(gw.compress.nonzero()), grads, 4)

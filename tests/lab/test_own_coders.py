@@ -27,6 +27,7 @@ from gradwire.kernels.compiler import find_compiler
 from gradwire_lab.compll_text.compile import compile_coder
 from gradwire_lab.dsl.coders import Coder, coder, repeat, runs
 from gradwire_lab.library.zero_run import zero_run
+from tests.each import each
 from tests.strategies import bounded
 
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
@@ -115,7 +116,7 @@ def cut_to(v: Vector, most: Any) -> Vector:
     return map(runs(v, 0, most), lambda byte, n: byte)
 
 
-@pytest.mark.parametrize("case", NO_CODERS)
+@each("case", NO_CODERS)
 def test_what_is_no_coder_is_refused_with_the_line(case):
     make, remedy = NO_CODERS[case]
     with pytest.raises(InvalidSetting) as caught:
@@ -132,8 +133,8 @@ def test_a_text_that_is_no_coder_is_refused():
         compile_coder(twice, takes=(uint_3,))
 
 
-@pytest.mark.parametrize(
-    ("changed", "text"),
+@each(
+    "changed, text",
     [
         ({"name": "two words"}, "coder name must be a name of its own"),
         ({"name": "floor"}, "coder name must be a name of its own"),

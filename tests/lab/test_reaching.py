@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.libraries import reference_only
 from gradwire_lab.compress import _reaching
+from tests.each import each
 from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
 
 __all__ = ["compiled"]
@@ -33,9 +34,7 @@ def reaching(x_N, threshold, most, residual_N=None, *, sums_given=False):
     return [*listed, after_N][: 2 + (residual_N is not None)]
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
-)
+@each("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_what_reaches_a_threshold_leaves_the_residual(dtype):
     x_N, ones_N = torch.tensor([1.0, -5.0, 2.0, 0.0, 4.0], dtype=dtype), torch.ones(5, dtype=dtype)
     found = reaching(x_N, 3.0, 5, ones_N)
@@ -43,7 +42,7 @@ def test_what_reaches_a_threshold_leaves_the_residual(dtype):
     assert [one.tolist() for one in found] == wanted
 
 
-@pytest.mark.parametrize("forced", [False, True])
+@each("forced", [False, True])
 def test_beyond_most_the_largest_are_listed(forced):
     x_N = torch.tensor([3.0, -torch.inf, 1.0, torch.nan, 2.0, 0.0])
     with reference_only() if forced else num_threads(1):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from gradwire.compress.topk import topk
 from gradwire_lab.compress.redsync import redsync
 from gradwire_lab.laws.densities import KINDS, drawn
+from tests.each import each
 
 
 def sent(grad_N, **settings):
@@ -15,7 +15,7 @@ def sent(grad_N, **settings):
     return payload["indices"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_trimmed_is_exact(kind):
     grad_N = drawn(kind, 50_000)
     want, _ = topk(density=0.01).encode(None, grad_N)

@@ -37,6 +37,7 @@ from gradwire_lab.planner.selective_fusion import (
 )
 from gradwire_lab.planning.mixing import WHOLE, MixedCost, MixedGroup, Way, improved
 from gradwire_lab.planning.mixing_search import cells_of, first_groups
+from tests.each import each
 from tests.lab.test_espresso import cluster_of
 from tests.planning.profiles import deep, profiles
 from tests.strategies import bounded
@@ -212,7 +213,7 @@ def test_cells_lie_where_layers_change_and_few_are_made_of_many_layers() -> None
     assert all(cost.layers[place - 1] != cost.layers[place] for place in cells[1:-1])
 
 
-@pytest.mark.parametrize("every_tensor", [False, True])
+@each("every_tensor", [False, True])
 def test_push_and_pull_take_fewer_bytes_on_a_slow_link(every_tensor: bool) -> None:
     """Never slower than without, nor than espresso with them; here a third faster."""
     profile, cluster = catalogue.load("vgg16"), cluster_of(rate=1.25e8)
@@ -251,8 +252,8 @@ def test_what_follows_a_gather_counts() -> None:
     assert slow - free == pytest.approx(line.seconds(8 * 1_000_000), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
+@each(
+    "settings, words",
     [
         ({"sparsifier": "onebit"}, "setting of onebit"),
         ({"density": 2.0}, "density"),

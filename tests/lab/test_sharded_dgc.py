@@ -15,6 +15,7 @@ from gradwire.errors import Deadlock, InvalidSetting
 from gradwire.exchange.local import drive
 from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.compress.grid import Grid
+from tests.each import each
 
 Drawn = list[list[Tensor]]
 
@@ -41,7 +42,7 @@ def drawn(
     return [[one(n, s) for _ in range(world)] for n, s in zip(numels, scales, strict=True)]
 
 
-@pytest.mark.parametrize("numels", [(300, 300), (500, 100, 1), (0, 40)], ids=str)
+@each("numels", [(300, 300), (500, 100, 1), (0, 40)], ids=str)
 def test_parts_that_are_sampled_whole_send_the_largest_of_all(numels: tuple[int, ...]) -> None:
     """The union over parts is the exact top-k of the whole layer, on every rank of its own."""
     grid, grads = (
@@ -104,7 +105,7 @@ def test_nothing_is_lost_and_all_ranks_hold_the_same() -> None:
             torch.testing.assert_close(arrived[shard] + kept_N, given[shard], rtol=0, atol=1e-2)
 
 
-@pytest.mark.parametrize("numels", [(5_000, 5_000), (20_000, 300)], ids=str)
+@each("numels", [(5_000, 5_000), (20_000, 300)], ids=str)
 def test_ties_are_cut_to_the_cap(numels: tuple[int, ...]) -> None:
     """No threshold is right; memory and time are bounded, of a part and of all of them."""
     grid = Grid(sharded_dgc(density=0.01), numels)

@@ -10,6 +10,7 @@ import torch
 from gradwire_lab.compress._magnitudes import Magnitudes
 from gradwire_lab.compress.sidco import sidco
 from gradwire_lab.laws.densities import KINDS, drawn
+from tests.each import each
 
 NUMEL = 200_000
 
@@ -32,8 +33,8 @@ def one_stage(distribution, grad_N, density):
     return next(codec._ends(seen, round(density * NUMEL)))
 
 
-@pytest.mark.parametrize("distribution", ["exponential", "gamma", "pareto"])
-@pytest.mark.parametrize("density", [0.1, 0.01])
+@each("distribution", ["exponential", "gamma", "pareto"])
+@each("density", [0.1, 0.01])
 def test_one_stage_suffices_for_laplace(distribution, density):
     """Its magnitudes are exponential, which is a gamma of shape 1 and a Pareto of shape 0."""
     found = one_stage(distribution, drawn("laplace", NUMEL), density)
@@ -57,8 +58,8 @@ def test_pareto_fits_a_heavy_tail():
     assert one_stage("exponential", grad_N, 0.01) < 6.5
 
 
-@pytest.mark.parametrize("distribution", ["exponential", "gamma", "pareto"])
-@pytest.mark.parametrize("kind", KINDS)
+@each("distribution", ["exponential", "gamma", "pareto"])
+@each("kind", KINDS)
 def test_stages_come_near_whatever_the_distribution(distribution, kind):
     grad_N = drawn(kind, NUMEL)
     for density in (0.1, 0.01, 0.001):

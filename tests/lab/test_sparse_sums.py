@@ -14,10 +14,11 @@ from gradwire_lab.compress.oktopk import CUT_STEPS, EXACT_STEPS
 from gradwire_lab.compress.oktopk.threshold import FEWEST, MOST
 from gradwire_lab.compress.spardl import rounds
 from tests.compress.test_support import Run, draw
+from tests.each import each
 from tests.strategies import WORLDS
 
 KINDS = (gw.compress.oktopk, gw.compress.spardl)
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+every_kind = each("kind", KINDS, ids=lambda kind: kind.__name__)
 NAN = float("nan")
 
 
@@ -90,9 +91,9 @@ def test_bytes_are_as_stated(kind: type) -> None:
         run.step(draw(spec, world, 2))
         stated = exchange.expected_bytes(spec, world)
         assert stated is not None
-        for sent, begun, each in zip(run.sent_bytes, before, stated, strict=True):
+        for sent, begun, expected in zip(run.sent_bytes, before, stated, strict=True):
             assert (sent - begun) / 2 == pytest.approx(
-                each, rel=0 if kind is gw.compress.spardl else 0.12
+                expected, rel=0 if kind is gw.compress.spardl else 0.12
             )
         assert exchange.expected_bytes(spec, 1) == [0]
 
@@ -106,7 +107,7 @@ def test_in_its_papers_form_spardl_sends_its_papers_bytes() -> None:
     assert least == pytest.approx(2 * 5.07 * 8000 * 7 / 8, rel=0.005)
 
 
-@pytest.mark.parametrize("world", range(1, 34))
+@each("world", range(1, 34))
 def test_in_spardls_rounds_every_chunk_meets_at_its_rank(world: int) -> None:
     """By sets of who is in a sum; in each round every rank sends what it will not hold any more."""
     sums = [[{rank} for _ in range(world)] for rank in range(world)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 import gradwire as gw
 from tests.compress.quantisers import decoded, normal
+from tests.each import each
 
 tbq = gw.compress.tbq
 
@@ -23,7 +23,7 @@ def test_code_i_lies_in_bits_2i_of_its_byte():
     assert payload["codes"].tolist() == [0b11_00_10_01, 0b01]
 
 
-@pytest.mark.parametrize(("numel", "size_bytes"), [(0, 0), (1, 1), (4, 1), (5, 2), (1000, 250)])
+@each("numel, size_bytes", [(0, 0), (1, 1), (4, 1), (5, 2), (1000, 250)])
 def test_two_bits_an_element(numel, size_bytes):
     payload, _ = tbq().encode(None, normal(numel))
     assert payload.size_bytes == size_bytes

@@ -39,6 +39,7 @@ from gradwire_lab.compll_text.compile import compile_text
 from gradwire_lab.laws.compressors import LAWS
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import same_bits
+from tests.each import each
 from tests.strategies import bounded, gradients, panel
 
 HERE = Path(__file__).parent
@@ -100,7 +101,7 @@ def test_figure_5_lacks_decode_and_says_so():
             needs_it()
 
 
-@pytest.mark.parametrize("numel", [1, 63, 64, 300])
+@each("numel", [1, 63, 64, 300])
 def test_the_text_is_the_program_it_says(numel):
     text = compile_text(PRINTED, DECODE, name="embedded")(bitwidth=2, block=128, seed=3)
     python = embedded(bitwidth=2, block=128, seed=3)
@@ -141,8 +142,8 @@ def sent(body: str, before: str = "", **settings) -> list:
     return [payload[field.name].tolist() for field in payload.format]
 
 
-@pytest.mark.parametrize(
-    ("expression", "value"),
+@each(
+    "expression, value",
     [
         ("7 / 2", 3),
         ("-7 / 2", -3),
@@ -162,8 +163,8 @@ def test_whole_numbers_are_those_of_c(expression, value):
     assert sent(f"int32 x = {expression}; compressed = concat(x);") == [[value]]
 
 
-@pytest.mark.parametrize(
-    ("expression", "value"),
+@each(
+    "expression, value",
     [
         ("n % 4", 1),
         ("-n % 4", -1),
@@ -339,7 +340,7 @@ SYNTAX = {
 }
 
 
-@pytest.mark.parametrize("case", SYNTAX)
+@each("case", SYNTAX)
 def test_a_syntax_error_points_at_its_place(case):
     text, message, pointed = SYNTAX[case]
     with pytest.raises(InvalidSetting) as caught:
@@ -390,7 +391,7 @@ float again(float a) { return again(a); }
 """
 
 
-@pytest.mark.parametrize("case", TYPES)
+@each("case", TYPES)
 def test_a_type_error_has_the_texts_line(case):
     body, message = TYPES[case]
     with pytest.raises(InvalidSetting) as caught:

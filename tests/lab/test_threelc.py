@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.laws.inputs import make_gradient
 from tests.compress.quantisers import decoded
+from tests.each import each
 
 
 def quantised(grad_N: Tensor, sparsity: float) -> Tensor:
@@ -20,8 +20,8 @@ def quantised(grad_N: Tensor, sparsity: float) -> Tensor:
     return torch.where(level > 0, (grad_N / level).round(), 0.0) * level
 
 
-@pytest.mark.parametrize("sparsity", [1.0, 1.5, 1.75, 1.9])
-@pytest.mark.parametrize("kind", ["normal", "zeros", "equal", "ties", "spike", "tiny"])
+@each("sparsity", [1.0, 1.5, 1.75, 1.9])
+@each("kind", ["normal", "zeros", "equal", "ties", "spike", "tiny"])
 def test_each_block_is_quantised_as_in_the_paper(kind, sparsity):
     grad_N = make_gradient(kind, 1000, torch.float32)
     want = [quantised(block, sparsity) for block in grad_N.split(192)]
@@ -47,7 +47,7 @@ def test_sparsity_makes_payloads_smaller():
     assert sizes[0] < threelc(block=16384).format(TensorSpec("gradient", 100_000)).size_bytes
 
 
-@pytest.mark.parametrize("block", [64, 128, 512, 16384])
+@each("block", [64, 128, 512, 16384])
 def test_typical_lies_between_gradients_of_short_and_of_long_tails(block):
     spec, draw = TensorSpec("gradient", 100_000), torch.Generator().manual_seed(0)
     normal_N = torch.randn(100_000, generator=draw)
@@ -61,7 +61,7 @@ def test_typical_lies_between_gradients_of_short_and_of_long_tails(block):
     assert sizes[1] < threelc(block=block).typical(spec).size_bytes < sizes[0]
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@each("bad", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_shows_in_its_block_and_no_other(bad):
     grad_N = make_gradient("normal", 300, torch.float32)
     grad_N[100] = bad

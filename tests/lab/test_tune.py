@@ -23,6 +23,7 @@ from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.bytescheduler import bytescheduler
 from gradwire_lab.planner.usbyte_extended import usbyte_extended
 from gradwire_lab.planning.tune import search_space, tune
+from tests.each import each
 from tests.planning.profiles import TEN_GBIT, exact_cluster, random_instance
 
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
@@ -30,7 +31,7 @@ SMALL = profile_of(*[([2**18 << place], 2e-3, 4e-3) for place in range(5)])
 """Layers of 1 to 16 MiB."""
 
 
-@pytest.mark.parametrize("name", names("planner"))
+@each("name", names("planner"))
 def test_search_holds_settings_and_their_defaults(name: str) -> None:
     planner = load("planner", name)
     space = search_space(planner)
@@ -135,7 +136,7 @@ def test_optuna_says_nothing_and_speaks_as_before_afterwards(
         optuna.logging.set_verbosity(before)
 
 
-@pytest.mark.parametrize("result", [math.nan, None, "fast"])
+@each("result", [math.nan, None, "fast"])
 def test_an_objective_that_gives_no_number(result: float) -> None:
     with pytest.raises(InvalidSetting, match="for a plan of 'bytescheduler' must be a number"):
         tune("bytescheduler", SMALL, EIGHT, objective=lambda plan: result)

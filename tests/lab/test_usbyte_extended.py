@@ -16,6 +16,7 @@ from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.planner.usbyte_extended import merged_buckets, usbyte_extended
 from gradwire_lab.planning.tune import search_space
+from tests.each import each
 from tests.planning.profiles import (
     TEN_GBIT,
     exact_cluster,
@@ -26,7 +27,7 @@ from tests.planning.profiles import (
 EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
 
 
-@pytest.mark.parametrize("credit", [1, 4])
+@each("credit", [1, 4])
 def test_the_extensions_never_make_it_longer_and_sometimes_much_shorter(credit: int) -> None:
     draw = random.Random(11)
     gains = []

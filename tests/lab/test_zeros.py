@@ -22,6 +22,7 @@ from gradwire_lab.planning.zeros import (
     measure_handling,
     measure_sparsity,
 )
+from tests.each import each
 from tests.runtime.ranks import Ranks
 
 ROWS, WIDTH = 600, 8
@@ -102,7 +103,7 @@ def test_what_a_sparsifier_takes() -> None:
         measure_sparsity(model, steps(model), compressor="onebit")
 
 
-@pytest.mark.parametrize("number", [0, 1, 129])
+@each("number", [0, 1, 129])
 def test_wrong_numbers_of_gradients(number: int) -> None:
     model = Model()
     with pytest.raises(InvalidSetting, match="num_gradients must be 2 to 128"):

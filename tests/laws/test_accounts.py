@@ -7,7 +7,6 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-import pytest
 import torch
 
 import gradwire as gw
@@ -27,6 +26,7 @@ from gradwire_lab.exchange.adapt import Adapted
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme
 from gradwire_lab.laws.cases import Case, states_of
 from gradwire_lab.laws.tolerance import must
+from tests.each import each
 from tests.laws.test_laws_bite import rejected
 
 CASE = Case(world=4, numel=200, seed=3)
@@ -71,7 +71,7 @@ def law_an_outer_account_misses_nothing(kept: Exchange) -> None:
         must(abs(lost) < 1e-3, f"{lost:.3g} was lost or made in step {step}")
 
 
-@pytest.mark.parametrize("wrapper", AROUND, ids=lambda wrapper: wrapper.__name__)
+@each("wrapper", AROUND, ids=lambda wrapper: wrapper.__name__)
 def test_an_outer_account_misses_nothing(wrapper: type[Wrapper]) -> None:
     law_an_outer_account_misses_nothing(ErrorFeedback(AROUND[wrapper](ErrorFeedback(SPARSE))))
 

@@ -28,6 +28,7 @@ from gradwire.runtime.failure.checksums import Position, Seals, pairwise
 from gradwire_bench.faults.striking import flip
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import must, same_bits
+from tests.each import each
 from tests.laws.cases import kind_of, name_of, own_exchanges, pairs
 
 CASE = Case(world=4, numel=301, seed=11)
@@ -120,7 +121,7 @@ def law_a_flip_is_refused_by_name(exchange: Exchange, kind: type[Seals] = Seals)
     return count.num_bits > 0
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES, ids=name_of)
+@each("exchange", EXCHANGES, ids=name_of)
 def test_a_flip_is_refused_by_name(exchange: Exchange) -> None:
     torch.manual_seed(0)
     assert law_a_flip_is_refused_by_name(exchange)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -11,9 +10,9 @@ from hypothesis import given
 from torch import Tensor
 
 from gradwire.contract import Compressor
-from gradwire.contract.registry import examples
 from gradwire_lab.laws.compressors import LAWS, law_unbiased
 from gradwire_lab.laws.inputs import make_gradient
+from tests.each import by_file
 from tests.laws.cases import compressors
 from tests.strategies import bounded, gradients, panel
 
@@ -22,8 +21,14 @@ BRIEF = [law for law in LAWS if law is not law_unbiased]
 FIRST = {type(codec): codec for codec in reversed(compressors())}.values()
 
 
-@pytest.mark.parametrize("codec", compressors(), ids=repr)
-def test_laws(codec: Compressor) -> None:
+@by_file(compressors())
+def test_laws(subtests: pytest.Subtests, places: list[int]) -> None:
+    for codec in (compressors()[place] for place in places):
+        with subtests.test(repr(codec)):
+            hold_all(codec)
+
+
+def hold_all(codec: Compressor) -> None:
     """An algorithm's first example meets all laws on all gradients, and some that are drawn.
 
     With other settings each law meets every second gradient, and the next law the others.
@@ -51,11 +56,3 @@ def test_laws(codec: Compressor) -> None:
 def test_unbiased_over_the_whole_panel(codec: Compressor) -> None:
     for grad_N in panel():
         law_unbiased(codec, grad_N)
-
-
-@pytest.mark.parametrize("algorithm", examples("compress"), ids=repr)
-def test_header_fields(algorithm: Any) -> None:
-    """The file's docstring states what the design asks of every algorithm."""
-    text = __import__(type(algorithm).__module__, fromlist=["_"]).__doc__
-    for heading in ("Source:", "Differences", "Wire:", "State:", "Contributed:"):
-        assert heading in text, f"{type(algorithm).__module__} does not state {heading}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from gradwire_lab.laws.densities import (
     law_no_less_than_stated,
     law_no_more_than_stated,
 )
+from tests.each import by_file, each
 from tests.laws import broken_density as broken
 from tests.laws.cases import name_of
 from tests.strategies import bounded
@@ -30,26 +32,26 @@ SPARSIFIERS = tuple(
     dict.fromkeys(replace(made, density=0.01) for made in examples("compress") if has_density(made))
 )
 """Once each, whatever densities the examples have: the laws try their own."""
-SIZES = (100, 20_000, 100_003)
 DENSITIES = (0.1, 0.01, 0.001)
+ASKED = ((100, 0.1), (100, 0.001), (20_000, 0.1), (20_000, 0.01), (100_003, 0.01), (100_003, 0.001))
+"""Sizes and densities: of one element and many, with a threshold's sample whole and drawn."""
 
 
-@pytest.mark.parametrize("algorithm", examples("compress"), ids=repr)
+@each("algorithm", examples("compress"))
 def test_range_is_stated(algorithm: Any) -> None:
     law_density_range_is_stated(algorithm)
 
 
-@pytest.mark.parametrize("algorithm", SPARSIFIERS, ids=repr)
-@pytest.mark.parametrize("kind", [*KINDS, *UNKIND])
-def test_density_is_within_its_range(algorithm: Any, kind: str) -> None:
-    for numel in SIZES:
-        grad_N = drawn(kind, numel)
-        for density in DENSITIES:
-            law_no_more_than_stated(algorithm, density, grad_N)
-            law_no_less_than_stated(algorithm, density, grad_N)
+@by_file(SPARSIFIERS)
+def test_density_is_within_its_range(subtests: pytest.Subtests, places: list[int]) -> None:
+    for place, kind in product(places, [*KINDS, *UNKIND]):
+        with subtests.test(f"{SPARSIFIERS[place]!r} on {kind}"):
+            for numel, density in ASKED:
+                law_no_more_than_stated(SPARSIFIERS[place], density, drawn(kind, numel))
+                law_no_less_than_stated(SPARSIFIERS[place], density, drawn(kind, numel))
 
 
-@pytest.mark.parametrize("algorithm", SPARSIFIERS, ids=repr)
+@each("algorithm", SPARSIFIERS)
 def test_no_gradient_is_sent_whole(algorithm: Any) -> None:
     """Ties, one value, a spike, nothing at all: no threshold is right, and memory is bounded."""
     spike_N = torch.zeros(5_000)
@@ -66,7 +68,7 @@ def test_no_gradient_is_sent_whole(algorithm: Any) -> None:
 ESTIMATORS = tuple(made for made in SPARSIFIERS if isinstance(made, Estimated))
 
 
-@pytest.mark.parametrize("algorithm", ESTIMATORS, ids=repr)
+@each("algorithm", ESTIMATORS)
 def test_estimators_are_within_their_range_whatever_the_gradient(algorithm: Estimated) -> None:
     """Of any number of elements, asked for at any cap: what passes is counted, not believed."""
 
@@ -96,7 +98,7 @@ def test_estimators_are_within_their_range_whatever_the_gradient(algorithm: Esti
     check()
 
 
-@pytest.mark.parametrize("algorithm", ESTIMATORS, ids=repr)
+@each("algorithm", ESTIMATORS)
 def test_residuals_do_not_starve_an_estimator(algorithm: Estimated) -> None:
     """The same few rows are large in every step: the others wait, and the fit sees them wait."""
     grad_N, codec = drawn("few classes", 50_000), replace(algorithm, density=0.01)
@@ -107,22 +109,21 @@ def test_residuals_do_not_starve_an_estimator(algorithm: Estimated) -> None:
         assert least * 500 <= payload["indices"].numel() <= most * 500
 
 
-@pytest.mark.parametrize(
+@each(
     "specimen",
     [
         broken.states_nothing(),
         broken.states_one_without_a_density(),
         broken.states_it_in_percent(),
     ],
-    ids=repr,
 )
 def test_law_of_statements_bites(specimen: Any) -> None:
     with pytest.raises(AssertionError, match="density"):
         law_density_range_is_stated(specimen)
 
 
-@pytest.mark.parametrize(
-    ("law", "specimen", "kind"),
+@each(
+    "law, specimen, kind",
     [
         (law_no_less_than_stated, broken.takes_half(), "normal"),
         (law_no_more_than_stated, broken.takes_double(), "sparse"),

@@ -15,6 +15,7 @@ from gradwire.exchange.pair import Pair
 from gradwire_lab.laws import bounded, collectives, growth, many_steps
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.exchanges import LAWS
+from tests.each import by_file
 from tests.laws.cases import ALWAYS, kind_of, name_of, other_ways, own_exchanges, pairs, rotated
 
 EXCHANGES: tuple[Exchange, ...] = (*other_ways(), *pairs(), *own_exchanges())
@@ -62,13 +63,17 @@ KEEPING = {
 """Places of one for each collective and each algorithm, among those that may keep something."""
 
 
-@pytest.mark.parametrize("place", range(len(EXCHANGES)), ids=lambda at: name_of(EXCHANGES[at]))
-def test_laws(place: int) -> None:
+@by_file(EXCHANGES)
+def test_laws(subtests: pytest.Subtests, places: list[int]) -> None:
     """All laws for one of each kind; with other settings half of them, and half in a slow test."""
-    is_other = place < len(other_ways())
-    for number, law in enumerate((*BRIEF, *collectives.LAWS) if is_other else BRIEF):
-        if place in OF_A_KIND or (place + number) % 2 or is_other:
-            law(EXCHANGES[place], rotated(place + number))
+    for place in places:
+        of_pairs = isinstance(EXCHANGES[place], Pair)
+        with subtests.test(name_of(EXCHANGES[place])):
+            for number, law in enumerate(
+                (*BRIEF, *(collectives.LAWS if of_pairs else collectives.OF_ANY))
+            ):
+                if place in OF_A_KIND or (place + number) % 2:
+                    law(EXCHANGES[place], rotated(place + number))
 
 
 @pytest.mark.slow
@@ -76,7 +81,8 @@ def test_laws(place: int) -> None:
 def test_laws_with_one_case(place: int) -> None:
     """Half of the laws for one exchange, half for the next; above all are held on other cases."""
     exchange = EXCHANGES[place]
-    laws = (*BRIEF, *(collectives.OF_ANY if exchange in own_exchanges() else ()))
+    of_pairs = isinstance(exchange, Pair)
+    laws = (*BRIEF, *(collectives.LAWS if of_pairs else collectives.OF_ANY))
     for law in laws[place % 2 :: 2]:
         law(exchange, ALWAYS)
 
@@ -122,9 +128,3 @@ def test_residuals_stay_bounded_over_400_steps(place: int) -> None:
 )
 def test_means_do_not_grow_over_ranks_and_steps(place: int, case: Case) -> None:
     growth.law_means_do_not_grow_over_ranks_and_steps(EXCHANGES[place], case)
-
-
-@pytest.mark.parametrize("exchange", own_exchanges(), ids=name_of)
-def test_laws_of_collectives(exchange: Exchange) -> None:
-    """An exchange of its own is its own collective."""
-    hold(collectives.OF_ANY, exchange, own_exchanges().index(exchange))

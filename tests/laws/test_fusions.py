@@ -13,6 +13,7 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion
 from gradwire_lab.laws.inputs import MIXED, profile_of
+from tests.each import each
 from tests.laws import broken_fusions as broken
 from tests.laws.fusion_laws import LAWS, Fuse
 from tests.strategies import bounded
@@ -39,7 +40,7 @@ def drawn(draw: st.DrawFn) -> list[Arrival]:
 costs = st.builds(cost_of, lines, st.floats(0.0, 2e-2), st.floats(1e5, 1e8))
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@each("law", LAWS, ids=lambda law: law.__name__)
 def test_fusion_law(law: Callable[..., None]) -> None:
     @bounded(60)
     @given(every=drawn(), cost=costs)
@@ -59,7 +60,7 @@ RUSH = arrivals(
 )
 
 
-@pytest.mark.parametrize(("law", "fuse"), broken.BITES, ids=lambda p: p.__name__)
+@each("law, fuse", broken.BITES, ids=lambda p: p.__name__)
 def test_fusion_law_bites(law: Callable[..., None], fuse: Fuse) -> None:
     def holds(own: Fuse) -> None:
         for every, cost in ((RUSH, LATENT), (arrivals(MIXED_UP), cost_of(NOTHING))):

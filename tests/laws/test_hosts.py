@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from gradwire.exchange.two_level import HostState, TwoLevel, with_hosts
 from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import Case, states_of
 from gradwire_lab.laws.tolerance import assert_near, largest
+from tests.each import each
 from tests.laws.cases import name_of
 from tests.laws.test_laws_bite import rejected
 
@@ -53,7 +55,7 @@ PAIRS = (
 @pytest.mark.parametrize(
     "are_long", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few steps", "many steps"]
 )
-@pytest.mark.parametrize("place", range(len(PAIRS)), ids=lambda at: name_of(PAIRS[at]))
+@each("place", range(len(PAIRS)), ids=lambda at: name_of(PAIRS[at]))
 def test_laws(place: int, are_long: bool) -> None:
     laws: tuple[Callable[..., Any], ...] = (*exchanges.LAWS, *collectives.OF_ANY)
     for number, law in enumerate(laws):
@@ -103,7 +105,7 @@ def law_nothing_is_lost_at_either_level(exchange: TwoLevel, case: Case) -> None:
         )
 
 
-@pytest.mark.parametrize("inner", KEEPING, ids=repr)
+@each("inner", KEEPING)
 def test_nothing_is_lost_at_either_level(inner: Exchange) -> None:
     for ranks_per_host, case in CASES:
         if case.world > 1:
@@ -136,7 +138,7 @@ class _OneRankAlone(TwoLevel):
         return torch.split(sums_M, shares.numel)[0]
 
 
-@pytest.mark.parametrize("wrong", [_SumsOnly, _Forgetful, _OneRankAlone])
+@each("wrong", [_SumsOnly, _Forgetful, _OneRankAlone])
 def test_the_law_bites(wrong: type[TwoLevel]) -> None:
     with rejected(by=law_nothing_is_lost_at_either_level):
         law_nothing_is_lost_at_either_level(wrong(KEEPING[0], 2), CASES[0][1])
@@ -157,8 +159,10 @@ def test_tensors_of_many_rows_are_cut_between_rows() -> None:
     assert not shares.in_place
 
 
-@pytest.mark.parametrize("shapes", [((8,),), ((9,),), ((3,), (2, 2), (0,), (1,)), ((70, 3), (5,))])
-@pytest.mark.parametrize("count", [1, 2, 3])
+@each(
+    "shapes, count",
+    product([((8,),), ((9,),), ((3,), (2, 2), (0,), (1,)), ((70, 3), (5,))], [1, 2, 3]),
+)
 def test_shares_hold_every_element_once(shapes: tuple[tuple[int, ...], ...], count: int) -> None:
     shares = shares_of(shapes, count)
     spec = TensorSpec("gradient", sum(torch.Size(shape).numel() for shape in shapes), shapes=shapes)

@@ -22,6 +22,7 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner_settings import settings_of
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planning.tune import tune
+from tests.each import by_file, each
 from tests.laws import broken_inputs as broken
 from tests.laws.cases import name_of
 from tests.laws.input_laws import (
@@ -38,7 +39,6 @@ from tests.strategies import bounded
 ALGORITHMS = (*examples("compress"), *examples("collective"))
 FIRST = tuple({type(made): made for made in reversed(ALGORITHMS)}.values())
 """One of each kind: what is tried for a setting replaces what the others differ in."""
-SETTINGS = [(made, setting.name) for made in FIRST for setting in fields(made) if setting.init]
 WRAPPERS = {
     "momentum": partial(gw.with_momentum_correction, gw.compress.topk()),
     "max_norm": partial(gw.with_clipping, gw.compress.topk()),
@@ -72,18 +72,23 @@ def interpreted() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize(("algorithm", "setting"), SETTINGS, ids=str)
-def test_any_setting_works_or_is_refused(algorithm: Any, setting: str) -> None:
-    for_all_values(partial(law_setting_works_or_is_refused, partial(replace, algorithm), setting))
+@by_file(FIRST)
+def test_any_setting_works_or_is_refused(subtests: pytest.Subtests, places: list[int]) -> None:
+    for made in (FIRST[place] for place in places):
+        for setting in (field.name for field in fields(made) if field.init):
+            with subtests.test(setting):
+                for_all_values(
+                    partial(law_setting_works_or_is_refused, partial(replace, made), setting)
+                )
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("setting", WRAPPERS)
+@each("setting", WRAPPERS)
 def test_any_setting_of_a_wrapper_works_or_is_refused(setting: str) -> None:
     for_all_values(partial(law_setting_works_or_is_refused, WRAPPERS[setting], setting))
 
 
-@pytest.mark.parametrize("place", range(len(PLANNERS)), ids=lambda at: "-".join(PLANNERS[at]))
+@each("place", range(len(PLANNERS)), ids=lambda at: "-".join(PLANNERS[at]))
 def test_any_setting_of_a_planner_gives_a_plan_or_is_refused(place: int) -> None:
     """Every value for a small model; every third, others for the next setting, for a large one."""
     planner, setting = PLANNERS[place]
@@ -93,7 +98,7 @@ def test_any_setting_of_a_planner_gives_a_plan_or_is_refused(place: int) -> None
         law_planner_takes_or_refuses(planner, catalogue.load("vgg16"), setting, value)
 
 
-@pytest.mark.parametrize("setting", ["trials", "seed"])
+@each("setting", ["trials", "seed"])
 def test_any_setting_of_a_search_works_or_is_refused(setting: str) -> None:
     def searched(profile: Profile, cluster: Cluster, **settings: Any) -> Plan:
         return tune("ddp", profile, cluster, **{"trials": 2, **settings})
@@ -116,27 +121,27 @@ def for_all_values(law: Callable[[object], None]) -> None:
     holds()
 
 
-@pytest.mark.parametrize("name", ["adacomp", "threelc", "int8"])
+@each("name", ["adacomp", "threelc", "int8"])
 def test_the_longest_block_compiles_and_works(name: str) -> None:
     """Of those the first ended the process beyond it, the second decoded garbage."""
     (made,) = (one for one in FIRST if type(one).__name__ == name)
     law_setting_works_or_is_refused(partial(replace, made), "block", 2**31 - 64)
 
 
-@pytest.mark.parametrize("algorithm", examples("compress"), ids=name_of)
+@each("algorithm", examples("compress"), ids=name_of)
 def test_what_is_no_gradient_is_refused(algorithm: Any) -> None:
     for given_ in NO_GRADIENTS.values():
         law_what_is_no_gradient_is_refused(algorithm, given_)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
+@each("algorithm", ALGORITHMS, ids=name_of)
 def test_strides_do_not_matter(algorithm: Any) -> None:
     for grad_N in STRANGE.values():
         law_strides_do_not_matter(algorithm, grad_N)
 
 
-@pytest.mark.parametrize(
-    ("law", "specimen", "given_"),
+@each(
+    "law, specimen, given_",
     [
         (law_setting_works_or_is_refused, broken.believes_any_number, ("factor", "a")),
         (law_setting_works_or_is_refused, broken.believes_any_number, ("factor", 10**400)),

@@ -24,6 +24,7 @@ from gradwire_lab.laws import (
 )
 from gradwire_lab.laws.cases import FEW, Case
 from gradwire_lab.laws.subjects import FEW_LONG, Verdict
+from tests.each import each
 from tests.laws import broken
 from tests.strategies import panel
 
@@ -52,9 +53,7 @@ def rejected(by: Callable[..., None]) -> Iterator[None]:
     assert str(caught.value), f"{by.__name__} rejects without saying why"
 
 
-@pytest.mark.parametrize(
-    ("law", "codec"), broken.COMPRESSOR_BITES, ids=_ids(broken.COMPRESSOR_BITES)
-)
+@each("law, codec", broken.COMPRESSOR_BITES, ids=_ids(broken.COMPRESSOR_BITES))
 def test_compressor_law_bites(law: Callable[..., None], codec: Any) -> None:
     with rejected(by=law):
         for grad_N in panel():
@@ -64,27 +63,20 @@ def test_compressor_law_bites(law: Callable[..., None], codec: Any) -> None:
 ON_EXCHANGES = broken.COLLECTIVE_BITES + broken.EXCHANGE_BITES
 
 
-@pytest.mark.parametrize(("law", "exchange"), ON_EXCHANGES, ids=_ids(ON_EXCHANGES))
+@each("law, exchange", ON_EXCHANGES, ids=_ids(ON_EXCHANGES))
 def test_exchange_law_bites(law: Callable[..., None], exchange: Any) -> None:
     with rejected(by=law):
         for case in cases_of(law):
             law(exchange, case)
 
 
-@pytest.mark.parametrize(
-    ("laws", "bites"),
-    [
-        (compressors.LAWS, broken.COMPRESSOR_BITES),
-        (collectives.LAWS, broken.COLLECTIVE_BITES),
-        (exchanges.LAWS, broken.EXCHANGE_BITES),
-    ],
-    ids=["compressors", "collectives", "exchanges"],
-)
-def test_every_law_has_a_specimen_it_must_reject(laws: Any, bites: Any) -> None:
-    assert {law for law, _ in bites} == set(laws)
+def test_every_law_has_a_specimen_it_must_reject() -> None:
+    assert {law for law, _ in broken.COMPRESSOR_BITES} == set(compressors.LAWS)
+    assert {law for law, _ in broken.COLLECTIVE_BITES} == set(collectives.LAWS)
+    assert {law for law, _ in broken.EXCHANGE_BITES} == set(exchanges.LAWS)
 
 
-@pytest.mark.parametrize("codec", broken.SOUND_COMPRESSORS, ids=repr)
+@each("codec", broken.SOUND_COMPRESSORS)
 def test_what_wrong_compressors_are_made_of_passes(codec: Any) -> None:
     for grad_N, law in product(panel(), compressors.LAWS):
         law(codec, grad_N)
@@ -106,11 +98,10 @@ def test_bounded_law_bites() -> None:
             law(broken.STARVES, case)
 
 
-@pytest.mark.parametrize("case", growth.MANY_RANKS[:1], ids=str)
-def test_growth_law_bites(case: Case) -> None:
+def test_growth_law_bites() -> None:
     law = growth.law_means_do_not_grow_over_ranks_and_steps
     with rejected(by=law):
-        law(broken.GROWS, case)
+        law(broken.GROWS, growth.MANY_RANKS[0])
 
 
 EVERY = {
@@ -132,11 +123,7 @@ EVERY = {
 }
 
 
-@pytest.mark.parametrize(
-    "law",
-    sorted({*EVERY, *compressors.LAWS, *exchanges.LAWS}, key=lambda f: f.__name__),
-    ids=lambda f: f.__name__,
-)
+@each("law", {*EVERY, *compressors.LAWS, *exchanges.LAWS}, ids=lambda f: f.__name__)
 def test_every_law_says_what_holds_and_what_to_do(law: Callable[..., None]) -> None:
     verdict = Verdict(law, 1)
     assert verdict.sentence.endswith((".", ";"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 
@@ -18,7 +19,9 @@ from gradwire.compress.uniform import uniform
 from gradwire.contract import Exchange
 from gradwire.exchange.pair import pair
 from gradwire.runtime.local_steps.outer import Outer
+from tests.each import each
 from tests.laws.broken_local import BITES
+from tests.laws.cases import name_of
 from tests.laws.local_laws import LAWS
 
 DENSE = pair(none(), ring())
@@ -32,13 +35,12 @@ EXCHANGES = (
 )
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("exchange", EXCHANGES, ids=repr)
+@each("exchange, law", product(EXCHANGES, LAWS), ids=name_of)
 def test_local_steps_keep_their_laws(exchange: Exchange, law: Callable[..., None]) -> None:
     law(Outer, exchange)
 
 
-@pytest.mark.parametrize(("law", "wrong"), BITES, ids=lambda one: one.__name__)
+@each("law, wrong", BITES, ids=lambda one: one.__name__)
 def test_wrong_ones_are_rejected(law: Callable[..., None], wrong: type[Outer]) -> None:
     with pytest.raises(AssertionError) as caught:
         law(wrong, DENSE)

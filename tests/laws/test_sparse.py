@@ -16,6 +16,7 @@ from gradwire.contract.collective import Collective
 from gradwire.contract.registry import examples
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.pair import Pair, pair
+from tests.each import each
 from tests.laws.broken_sparse import BITES
 from tests.laws.cases import name_of
 from tests.laws.sparse_laws import (
@@ -35,7 +36,7 @@ SCHEMES = (
 )
 
 
-@pytest.mark.parametrize("exchange", SCHEMES, ids=name_of)
+@each("exchange", SCHEMES, ids=name_of)
 def test_laws(exchange: Pair) -> None:
     @bounded(8)
     @given(held=holdings)
@@ -49,7 +50,7 @@ def test_laws(exchange: Pair) -> None:
     hold()
 
 
-@pytest.mark.parametrize(("law", "exchange"), BITES, ids=lambda p: getattr(p, "__name__", ""))
+@each("law, exchange", BITES, ids=lambda p: getattr(p, "__name__", ""))
 def test_law_bites(law: Callable[..., None], exchange: Pair) -> None:
     def all_kinds() -> None:
         for held in (*EACH_KIND, LOPSIDED):
@@ -66,7 +67,7 @@ def test_every_law_has_a_specimen() -> None:
 LOPSIDED = Held(world=8, numel=20_000, kinds=("dense start",))
 
 
-@pytest.mark.parametrize("kinds", [("dense start",), ("one range",), ("one range", "any")], ids=str)
+@each("kinds", [("dense start",), ("one range",), ("one range", "any")])
 def test_a_hash_balances_what_ranges_do_not(kinds: tuple[str, ...]) -> None:
     """Theorem 2's bound holds on skewed and adversarial sets, and no range keeps it."""
     held = Held(world=8, numel=20_000, kinds=kinds)
@@ -95,7 +96,7 @@ def test_the_papers_table_3() -> None:
     }
 
 
-@pytest.mark.parametrize("scheme", [one.collective for one in SCHEMES], ids=repr)
+@each("scheme", [one.collective for one in SCHEMES])
 def test_rows_travel_whole(scheme: Collective) -> None:
     """Rows of 5 that are shared by nobody, some or all; 33 rows and 3 elements more."""
     draw = torch.Generator().manual_seed(3)

@@ -22,6 +22,7 @@ from gradwire_lab.exchange.measured_scheme import MeasuredScheme
 from gradwire_lab.laws import collectives, decoupled, exchanges, many_steps, momentum
 from gradwire_lab.laws.cases import FEW, Case
 from gradwire_lab.laws.tolerance import same_bits
+from tests.each import each
 from tests.laws import broken_decoupled, broken_momentum
 from tests.laws.cases import ALWAYS, rotated
 from tests.laws.test_laws_bite import rejected
@@ -29,8 +30,12 @@ from tests.laws.test_laws_bite import rejected
 codecs, together, pair = gw.compress, gw.collective, gw.pair
 
 
-def _short(exchange: Exchange) -> str:
-    text = repr(exchange).replace("MomentumCorrection(inner=", "").replace("Pair(codec=", "")
+def _short(one: Any) -> str:
+    text = (
+        getattr(one, "__name__", repr(one))
+        .replace("MomentumCorrection(inner=", "")
+        .replace("Pair(codec=", "")
+    )
     return text.replace("collective=", "").replace("torch.", "")
 
 
@@ -53,8 +58,7 @@ MOMENTUM: tuple[MomentumCorrection, ...] = tuple(
 MOMENTUM_LAWS = momentum.OWN + momentum.SHARED
 
 
-@pytest.mark.parametrize("exchange", MOMENTUM, ids=_short)
-@pytest.mark.parametrize("law", MOMENTUM_LAWS, ids=lambda law: law.__name__)
+@each("law, exchange", product(MOMENTUM_LAWS, MOMENTUM), ids=_short)
 def test_momentum(law: Callable[..., None], exchange: MomentumCorrection) -> None:
     law(exchange, rotated(MOMENTUM.index(exchange) + MOMENTUM_LAWS.index(law)))
 
@@ -73,8 +77,7 @@ DECOUPLED = tuple(
 DECOUPLED_LAWS = decoupled.OWN + decoupled.SHARED
 
 
-@pytest.mark.parametrize("exchange", DECOUPLED, ids=repr)
-@pytest.mark.parametrize("law", DECOUPLED_LAWS, ids=lambda law: law.__name__)
+@each("law, exchange", product(DECOUPLED_LAWS, DECOUPLED), ids=_short)
 def test_decoupled_momentum(law: Callable[..., None], exchange: DecoupledMomentum) -> None:
     law(exchange, rotated(DECOUPLED.index(exchange) + DECOUPLED_LAWS.index(law)))
 
@@ -106,8 +109,8 @@ def by_law(laws: tuple[Callable[..., Any], ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("law", [*brief, *slow], ids=lambda law: law.__name__)
 
 
-@pytest.mark.parametrize("exchange", CHANGING, ids=repr)
 @by_law(exchanges.LAWS)
+@each("exchange", CHANGING)
 def test_those_that_change_over_steps(law: Callable[..., None], exchange: Exchange) -> None:
     for case in (ALWAYS, rotated(CHANGING.index(exchange) + exchanges.LAWS.index(law))):
         law(exchange, case)
@@ -129,21 +132,20 @@ ADAPTED = tuple(
 ADAPTED_LAWS = (*collectives.OF_ANY, *exchanges.LAWS)
 
 
-@pytest.mark.parametrize("exchange", ADAPTED, ids=repr)
 @by_law(ADAPTED_LAWS)
+@each("exchange", ADAPTED)
 def test_adapted(law: Callable[..., None], exchange: Exchange) -> None:
     law(exchange, rotated(ADAPTED.index(exchange) + ADAPTED_LAWS.index(law)))
 
 
-@pytest.mark.parametrize("case", FEW, ids=str)
+@each("case", FEW, ids=str)
 def test_the_norm_is_that_of_the_gradient(case: Case) -> None:
     for grad_N in case.grads():
         want = torch.linalg.vector_norm(grad_N, dtype=torch.float64)
         assert norm(grad_N) == pytest.approx(float(want), rel=1e-12)
 
 
-@pytest.mark.parametrize("case", FEW, ids=str)
-@pytest.mark.parametrize("share", [0.5, 10.0])
+@each("case, share", product(FEW, [0.5, 10.0]), ids=str)
 def test_clipping_is_the_exchange_of_clipped_gradients(case: Case, share: float) -> None:
     """Bit for bit, momentum, residuals and all; above the norms it changes nothing."""
     inner = gw.with_momentum_correction(codecs.topk(density=0.3))
@@ -167,7 +169,7 @@ def test_clipping_is_the_exchange_of_clipped_gradients(case: Case, share: float)
             assert same_bits(a[2].residual_N, b[2].residual_N)
 
 
-@pytest.mark.parametrize("law", momentum.SHARED, ids=lambda law: law.__name__)
+@each("law", momentum.SHARED, ids=lambda law: law.__name__)
 def test_clipping_keeps_what_is_not_about_the_account(law: Callable[..., None]) -> None:
     clipped = gw.with_clipping(pair(codecs.topk(density=0.3), together.allgather_sparse()), 0.5)
     for case in (ALWAYS, rotated(momentum.SHARED.index(law))):
@@ -177,9 +179,7 @@ def test_clipping_keeps_what_is_not_about_the_account(law: Callable[..., None]) 
 BITES = broken_momentum.BITES + broken_decoupled.BITES
 
 
-@pytest.mark.parametrize(
-    ("law", "wrong"), BITES, ids=[f"{law.__name__}-{type(x).__name__}" for law, x in BITES]
-)
+@each("law, wrong", BITES, ids=[f"{law.__name__}-{type(x).__name__}" for law, x in BITES])
 def test_law_bites(law: Callable[..., None], wrong: Any) -> None:
     with rejected(by=law):
         for case in FEW:
@@ -187,9 +187,7 @@ def test_law_bites(law: Callable[..., None], wrong: Any) -> None:
                 law(wrong, case)
 
 
-@pytest.mark.parametrize(
-    ("laws", "broken"), [(momentum.OWN, broken_momentum), (decoupled.OWN, broken_decoupled)]
-)
+@each("laws, broken", [(momentum.OWN, broken_momentum), (decoupled.OWN, broken_decoupled)])
 def test_every_law_has_a_specimen_and_accepts_the_sound(laws: Any, broken: Any) -> None:
     assert {law for law, _ in broken.BITES} == set(laws)
     for law, exchange in product(laws, broken.SOUND):

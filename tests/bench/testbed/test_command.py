@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
+
 PROGRAM = str(Path(__file__).with_name("gradwire_command.py"))
 TRANSFER = str(Path(__file__).with_name("transfer.py"))
 
@@ -45,8 +47,8 @@ def test_a_timeout_has_a_code_of_its_own() -> None:
     assert gradwire("run", "--hosts", "1", "--timeout", "0.2", "sleep", "60").returncode == 124
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@each(
+    "words, said",
     [
         (("run", "--rate", "fast", "true"), "write 500mbit"),
         (("run",), "Missing argument"),

@@ -23,6 +23,7 @@ from gradwire_bench.testbed.hosts import (
     shaped_hosts,
 )
 from gradwire_bench.testbed.launch import launch
+from tests.each import each
 
 TRANSFER = str(Path(__file__).with_name("transfer.py"))
 RATE = 12_500_000.0  # 100 Mbit
@@ -161,8 +162,8 @@ def test_a_missing_tool_is_named(
     assert f"{missing!r} is not installed (package {package}" in found.reason
 
 
-@pytest.mark.parametrize(
-    ("tool", "said", "reason"),
+@each(
+    "tool, said, reason",
     [
         ("ip", 'Error: Unknown device type "bridge".', "lacks bridge or veth interfaces"),
         ("ip", "RTNETLINK answers: Operation not supported", "lacks bridge or veth interfaces"),
@@ -223,8 +224,8 @@ def test_loopback_runs_the_same_program() -> None:
     assert all(one.shared for one in counters)
 
 
-@pytest.mark.parametrize(
-    ("settings", "accepted"),
+@each(
+    "settings, accepted",
     [
         ({"hosts": 0}, "between 1 and 254"),
         ({"rate_bytes_per_s": -1.0}, "between 12500"),

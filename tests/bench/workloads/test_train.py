@@ -32,6 +32,7 @@ from gradwire_bench.workloads.train import (
     without_momentum,
 )
 from gradwire_lab.compress.cltk import cltk
+from tests.each import each
 
 WIDTH, CLASSES = 12, 4
 WORLD = 4
@@ -102,8 +103,8 @@ def test_messages_as_attached_leave_vectors_uncompressed() -> None:
     assert 0.1 < replicas.history.actual[0] < 0.9
 
 
-@pytest.mark.parametrize("as_attached", [False, True])
-@pytest.mark.parametrize("name", EXCHANGES)
+@each("as_attached", [False, True])
+@each("name", EXCHANGES)
 def test_nothing_is_lost_over_steps(name: str, as_attached: bool) -> None:
     """The gradients that went in are W times the means and what residuals still hold."""
     if name == "deft" and as_attached:
@@ -126,7 +127,7 @@ def test_nothing_is_lost_over_steps(name: str, as_attached: bool) -> None:
     torch.testing.assert_close(taken, given, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", EXCHANGES)
+@each("name", EXCHANGES)
 def test_loss_goes_down_and_a_second_run_is_the_same(name: str) -> None:
     first, second = (Replicas(task(), EXCHANGES[name](), WORLD) for _ in range(2))
     for _ in range(40):

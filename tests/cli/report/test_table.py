@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import math
 
-import pytest
 from rich.console import Console
 
 from gradwire.cli.report.table import cell, cells, columns, heading, markdown, plain, rich_table
+from tests.each import each
 
 ROWS = [
     {"name": "ddp", "step_s": 1.25, "speedup_vs_ddp": 1.0, "tags": ["a", "b"]},
@@ -16,8 +16,8 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "text"),
+@each(
+    "key, value, text",
     [
         ("step_s", 0.0123, "12.3 ms"),
         ("step_s", 2, "2.00 s"),

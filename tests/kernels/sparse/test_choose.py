@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import log2
 
-import pytest
 import torch
 
 from gradwire.kernels.sparse.choose import OF_PARTS, smallest
@@ -12,10 +11,11 @@ from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.dense import dense
 from gradwire.kernels.sparse.formats.elias_fano import elias_fano
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
+from tests.each import each
 
 
-@pytest.mark.parametrize(
-    ("count", "chosen"),
+@each(
+    "count, chosen",
     [(1, elias_fano()), (100, elias_fano()), (300, hash_bitmap()), (1000, dense())],
 )
 def test_few_entries_take_a_code_many_bits_and_all_none(count: int, chosen: object) -> None:
@@ -34,7 +34,7 @@ def test_wide_units_and_other_dtypes_count() -> None:
     assert hash_bitmap().size_bytes(900, 1000, dtype=torch.float64) == 900 * 8 + 125
 
 
-@pytest.mark.parametrize("share", [0.001, 0.01, 0.03, 0.1])
+@each("share", [0.001, 0.01, 0.03, 0.1])
 def test_a_code_is_near_the_entropy_up_to_a_tenth(share: float) -> None:
     """In bits of an entry: at most 0.6 more, where a hash bitmap spends 1 / share."""
     count, length = round(share * 1_250_000), 1_250_000

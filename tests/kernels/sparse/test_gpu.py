@@ -23,6 +23,7 @@ from gradwire.kernels.sparse.gpu import partition_launch as gpu
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_lab.hashing.algorithm_1 import algorithm_1
+from tests.each import each
 from tests.laws.format_laws import loses_nothing
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
@@ -100,8 +101,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("way", WAYS)
+@each("case", CASES)
 def test_nothing_is_lost_and_parts_are_those_of_the_definition(way: str, case: str) -> None:
     num_units, world, entries = CASES[case]
     for shuffle in (None, Permutation(num_units, seed=3)):
@@ -136,7 +137,7 @@ def agree(
         loses_nothing(lambda *_: found, *given, by_place=False)
 
 
-@pytest.mark.parametrize("numel", [1, 2, 3, 1000, 4096, 4097, 2**31 - 1])
+@each("numel", [1, 2, 3, 1000, 4096, 4097, 2**31 - 1])
 def test_the_permutation_has_the_same_bits(numel: int) -> None:
     draw = torch.Generator().manual_seed(1)
     indices_K = torch.randint(numel, (300,), generator=draw, dtype=torch.int64).int()

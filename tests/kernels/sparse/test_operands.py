@@ -18,6 +18,7 @@ from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.kernels.sparse.scatter import scatter_entries
 from papers.zen.bitmap import bitmap
+from tests.each import each
 
 
 @pytest.fixture(params=[False, True], ids=["compiled", "reference"], autouse=True)
@@ -33,7 +34,7 @@ def at(*indices: int) -> Entries:
     return Entries(torch.tensor(indices, dtype=torch.int32), torch.ones(len(indices)))
 
 
-@pytest.mark.parametrize("wrong", [10, -1])
+@each("wrong", [10, -1])
 def test_an_index_outside_is_named(wrong: int) -> None:
     message = rf"1 must lie in \[0, 10\), got {wrong}"
     with pytest.raises(InvalidSetting, match=message):
@@ -59,7 +60,7 @@ def test_a_merge_takes_ascending_places_of_one_width_and_room_for_all() -> None:
         merge([at(1, 2), at(1)], 10, room=(torch.zeros(2, dtype=torch.int32), torch.zeros(3)))
 
 
-@pytest.mark.parametrize("wrong", [(4, 3), (3, 10), (-1, 3)])
+@each("wrong", [(4, 3), (3, 10), (-1, 3)])
 def test_elias_and_fanos_code_takes_ascending_places_only(wrong: tuple[int, int]) -> None:
     with pytest.raises(InvalidSetting, match="indices must ascend"):
         elias_fano().encode(at(*wrong), 10)
@@ -70,8 +71,8 @@ def test_elias_and_fanos_code_keeps_duplicates() -> None:
     assert elias_fano().decode(payload, 10).indices_K.tolist() == [3, 3, 9]
 
 
-@pytest.mark.parametrize(
-    ("field", "given", "says"),
+@each(
+    "field, given, says",
     [
         ("high", [0b11], "bitmap must be one of 3 set bits"),
         ("high", [0b1111], "bitmap must be one of 3 set bits"),
@@ -92,13 +93,13 @@ def test_codes_that_no_places_have_are_refused(field: str, given: list[int], say
     assert not out_N.any()
 
 
-@pytest.mark.parametrize("wrong", [(3, 3), (4, 3), (3, 10), (-1, 3)])
+@each("wrong", [(3, 3), (4, 3), (3, 10), (-1, 3)])
 def test_a_bitmap_takes_ascending_indices_only(wrong: tuple[int, int]) -> None:
     with pytest.raises(InvalidSetting, match="indices must ascend"):
         hash_bitmap().encode(at(*wrong), 10)
 
 
-@pytest.mark.parametrize("bits", [[0b11, 0], [0b111, 0b100], [0b111, 0b10000], [0b111, 0b100_0001]])
+@each("bits", [[0b11, 0], [0b111, 0b100], [0b111, 0b10000], [0b111, 0b100_0001]])
 def test_bits_that_do_not_fit_the_values_are_refused(bits: list[int]) -> None:
     payload = hash_bitmap().encode(at(0, 1, 2), 10)
     payload["bits"].copy_(torch.tensor(bits, dtype=torch.uint8))
@@ -132,7 +133,7 @@ def test_what_was_made_for_another_vector_is_refused() -> None:
             form.received(9, 10)
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
         Entries(torch.zeros(2, dtype=torch.int64), torch.zeros(2)),

@@ -1,0 +1,56 @@
+"""Many small cases in one test: all are tried, and each that fails is named."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any
+
+import pytest
+
+
+def each(
+    names: str, cases: Iterable[Any], ids: Callable[[Any], object] | Sequence[str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """``pytest.mark.parametrize`` for cases of no set-up: one test, a subtest each.
+
+    A fixture is made once for all cases. A test that somebody wants to run alone, or that takes
+    longer than a glance, stays parametrized.
+    """
+    keys, cases = [name.strip() for name in names.split(",")], list(cases)
+    assert cases, f"no cases of {names}"
+
+    def label(number: int, values: Sequence[Any]) -> str:
+        if isinstance(ids, Sequence):
+            return ids[number]
+        return "-".join(str(ids(value)) if ids else repr(value) for value in values)
+
+    def decorated(test: Callable[..., None]) -> Callable[..., None]:
+        @wraps(test)
+        def run(subtests: pytest.Subtests, **fixtures: Any) -> None:
+            for number, case in enumerate(cases):
+                values = case if len(keys) > 1 else (case,)
+                with subtests.test(label(number, values)):
+                    own = dict(zip(keys, values, strict=True))
+                    if takes_subtests:
+                        own["subtests"] = subtests
+                    test(**fixtures, **own)
+
+        asked = inspect.signature(test).parameters
+        takes_subtests = "subtests" in asked
+        others = [p for name, p in asked.items() if name not in (*keys, "subtests")]
+        first = inspect.Parameter("subtests", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        run.__signature__ = inspect.Signature([first, *others])  # type: ignore[attr-defined]
+        return run
+
+    return decorated
+
+
+def by_file(subjects: Sequence[Any]) -> pytest.MarkDecorator:
+    """A test for each file of ``compress/``: the ``places`` of all subjects made of it."""
+    places = defaultdict(list)
+    for place, subject in enumerate(subjects):
+        places[type(getattr(subject, "codec", subject)).__name__].append(place)
+    return pytest.mark.parametrize("places", places.values(), ids=list(places))
