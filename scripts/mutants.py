@@ -79,8 +79,8 @@ def drawn(data: coverage.CoverageData, num: int, seed: int) -> list[dict[str, An
             for place, mutants in sites(path, data.contexts_by_lineno(str(path.resolve()))).items()
         }
         share = (num * (number + 1)) // len(FOLDERS) - (num * number) // len(FOLDERS)
-        for place in draw.sample(sorted(by_place), share):
-            made.append({**draw.choice(by_place[place]), "line": place[1]})
+        places = draw.sample(sorted(by_place), share)
+        made += [{**draw.choice(by_place[place]), "line": place[1]} for place in places]
     return made
 
 
@@ -140,11 +140,9 @@ def main() -> None:
     given = parser.parse_args()
     data = coverage.CoverageData()
     data.read()
-    mutants = (
-        json.loads(given.again.read_text(encoding="utf-8"))
-        if given.again
-        else drawn(data, given.num, given.seed)
-    )
+    mutants = drawn(data, given.num, given.seed)
+    if given.again:
+        mutants = json.loads(given.again.read_text(encoding="utf-8"))
     seconds, done = durations(given.report), []
     for mutant in mutants:
         path = Path(mutant["file"])

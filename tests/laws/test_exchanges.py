@@ -15,7 +15,7 @@ from gradwire.exchange.pair import Pair
 from gradwire_lab.laws import bounded, collectives, growth, many_steps
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.exchanges import LAWS
-from tests.each import by_file
+from tests.each import by_file, each
 from tests.laws.cases import ALWAYS, kind_of, name_of, other_ways, own_exchanges, pairs, rotated
 
 EXCHANGES: tuple[Exchange, ...] = (*other_ways(), *pairs(), *own_exchanges())
@@ -42,12 +42,12 @@ FIRST = {
 }.values()
 """Places of the first of each kind among these."""
 
-ENCODING_SUMS = [
-    place
+ENCODING_SUMS = {
+    kind_of(made): place
     for place in ENCODED_AGAIN
     if isinstance(made := EXCHANGES[place], Pair) and made.collective.encodes_sums
-]
-"""Places of exchanges in which a sum is encoded again at every rank."""
+}.values()
+"""Places of one of each kind in which a sum is encoded again at every rank."""
 
 
 BRIEF = [law for law in LAWS if law not in many_steps.LAWS]
@@ -113,18 +113,14 @@ def test_residuals_stay_bounded_over_400_steps(place: int) -> None:
     bounded.law_residuals_stay_bounded(EXCHANGES[place], Case(world=2, numel=60, seed=place))
 
 
-@pytest.mark.parametrize(
-    ("place", "case"),
-    [
-        pytest.param(
-            place,
-            case,
-            marks=() if case.world == 8 and place in ENCODING_SUMS else pytest.mark.slow,
-            id=f"{name_of(EXCHANGES[place])}-{case.world}",
-        )
-        for place in ENCODED_AGAIN
-        for case in growth.MANY_RANKS
-    ],
-)
-def test_means_do_not_grow_over_ranks_and_steps(place: int, case: Case) -> None:
+@each("place", ENCODING_SUMS, ids=lambda at: name_of(EXCHANGES[at]))
+def test_means_do_not_grow_over_eight_ranks(place: int) -> None:
+    (case,) = (case for case in growth.MANY_RANKS if case.world == 8)
     growth.law_means_do_not_grow_over_ranks_and_steps(EXCHANGES[place], case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ENCODED_AGAIN, ids=lambda at: name_of(EXCHANGES[at]))
+def test_means_do_not_grow_over_ranks_and_steps(place: int) -> None:
+    for case in growth.MANY_RANKS:
+        growth.law_means_do_not_grow_over_ranks_and_steps(EXCHANGES[place], case)

@@ -117,6 +117,8 @@ def simulated_once() -> Simulator:
 ALL = (*pairs(), *VARIABLE, *own_exchanges())
 KINDS = tuple({kind_of(made): made for made in (*pairs(), *own_exchanges())}.values())
 """One of each kind."""
+FEW_KINDS = {kind_of(made)[at]: made for at in (0, -1) for made in KINDS}.values()
+"""One with each algorithm, and one with each collective."""
 
 
 @by_file((*KINDS, *VARIABLE))
@@ -155,7 +157,7 @@ def test_exchange_law_bites(law: Callable[..., None], wrong: Callable[..., Any])
 
 @each("planner", examples("planner"), ids=name_of)
 def test_plans(planner: Planner) -> None:
-    @bounded(6)
+    @bounded(3)
     @given(profile=profiles(largest=300), cluster=several)
     def hold(profile: Profile, cluster: Cluster) -> None:
         plan = planner(profile, measured(cluster))
@@ -207,7 +209,7 @@ def law_of_plans_through(
         law(simulate, _through(exchange, plan, every=every), profile, cluster)
 
 
-@each("exchange", KINDS, ids=name_of)
+@each("exchange", FEW_KINDS, ids=name_of)
 def test_plans_of_other_exchanges(exchange: Exchange) -> None:
     """Of one of each kind: plans name no settings here. Its name says in which circumstances."""
     place = crc32(name_of(exchange).encode())

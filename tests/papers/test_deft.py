@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,6 @@ import torch
 
 from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
 from gradwire_bench.workloads.train import History
-from papers.deft import breakdown
 from papers.deft import convergence as deft_convergence
 from papers.deft import density as deft_density
 from papers.deft import error as deft_error
@@ -22,12 +20,10 @@ from papers.deft import runs as deft_runs
 from papers.deft import setting as deft_setting
 from papers.deft import speed as deft_speed
 from papers.deft import training as deft_training
-from papers.deft.lacking import findings
 from papers.deft.page import deft
-from papers.deft.runs import Run, history
 from papers.deft.setting import Application
-from papers.frame import Ask, Findings, Row
-from papers.rows import POINTS, thinned
+from papers.frame import Ask, Findings
+from papers.rows import POINTS
 
 pytestmark = pytest.mark.slow
 
@@ -115,25 +111,6 @@ def test_a_figure_has_rows_and_claims_that_say_why(name: str, ask: Ask) -> None:
     assert all(says.startswith(("on 16 workers", "Top-k selects")) for says in unsaid)
 
 
-@pytest.mark.parametrize(("num_ranks", "agrees"), [(16, True), (8, None)])
-def test_a_build_up_is_held_against_that_of_as_many_ranks(
-    num_ranks: int, agrees: bool | None
-) -> None:
-    row: Row = {"name": "topk", "num_ranks": num_ranks, "build_up": 13.0, "actual_density": 0.5}
-    for stated in (deft_density.BUILD_UP["resnet18"], deft_density.TOPK_SHARE):
-        claim = deft_density._build_up("", "", row, stated)
-        assert (claim.agrees, bool(claim.why)) == (agrees, agrees is None)
-    assert deft_density._build_up("", "", {**row, "num_ranks": 16}, 5.31).agrees is False
-
-
-def test_a_picture_has_a_panel_an_application(ask: Ask, tmp_path: Path) -> None:
-    rows = SMALL["figure3"](ask).rows
-    draw = next(one.draw for one in deft.figures if one.name == "figure3")
-    assert draw is not None
-    picture = draw(rows, tmp_path / "picture.png")
-    assert picture.read_bytes()[:4] == b"\x89PNG"
-
-
 def test_figures_share_trainings(ask: Ask, tmp_path: Path) -> None:
     made: list[TrainingTask] = []
 
@@ -153,13 +130,6 @@ def test_figures_share_trainings(ask: Ask, tmp_path: Path) -> None:
     assert len(list((tmp_path / deft_runs.FOLDER).glob("*.json"))) == 11
 
 
-def test_without_a_folder_nothing_is_kept(ask: Ask) -> None:
-    run = Run(application=LSTM, method="deft", density=0.1, num_ranks=2, num_steps=3, quick=True)
-    folders = (None, ask.folder, ask.folder)
-    found = [history(replace(ask, folder=folder), run) for folder in folders]
-    assert found[0] == found[1] == found[2]
-
-
 def test_top_k_builds_up_and_the_others_do_not(ask: Ask) -> None:
     rows = SMALL["figure4"](ask).rows
     of_lstm = {row["name"]: row for row in rows if row["application"] == "lstm"}
@@ -168,12 +138,6 @@ def test_top_k_builds_up_and_the_others_do_not(ask: Ask) -> None:
     assert float(str(of_lstm["deft"]["build_up"])) < 1.5
     by_ranks = [float(str(row["actual_density"])) for row in SMALL["figure1"](ask).rows]
     assert by_ranks == sorted(by_ranks)
-
-
-def test_more_density_leaves_less_undelivered(ask: Ask) -> None:
-    run = deft_runs.run_of(ask, LSTM, "deft")
-    low, high = (history(ask, replace(run, density=density)) for density in (0.02, 0.5))
-    assert sum(low.errors) > 2 * sum(high.errors)
 
 
 def test_an_application_without_data_says_how_to_get_it(ask: Ask) -> None:
@@ -186,12 +150,6 @@ def test_an_application_without_data_says_how_to_get_it(ask: Ask) -> None:
         "why": "it is not here; fetch it there",
     }
     assert [claim.agrees for claim in found.claims if "NCF" in claim.says] == [None, None]
-
-
-def test_data_that_a_figure_does_not_use_do_not_make_it_incomplete() -> None:
-    lacking = replace(NCF, missing=lambda: "it is not here; fetch it there")
-    assert findings((), (), (RESNET, LSTM)).complete
-    assert not findings((), (), (RESNET, lacking)).complete
 
 
 def test_training_compares_every_seed_with_dense_training_of_the_same_seed(ask: Ask) -> None:
@@ -264,88 +222,3 @@ def test_speedups_by_the_equations() -> None:
     sublinear = {"speedup_by_equation_6": 3.9, "speedup_by_equation_8": 3.8, "speedup_by_work": 4.0}
     _, bounded = deft_speed._speedup_claims([{**speedup, **sublinear}])
     assert bounded.agrees is False
-
-
-def test_all_iterations_are_all() -> None:
-    def claim(topk: list[float]) -> bool | None:
-        errors = {"topk": topk, "cltk": [2.0] * 100, "deft": [3.0] * 100}
-        found = {
-            ("lstm", name): History(losses=[1.0], actual=[0.1], sent_bytes=[8.0], errors=own)
-            for name, own in errors.items()
-        }
-        return deft_error._lower("lstm", found).agrees
-
-    assert claim([1.0] * 100) is True
-    assert claim([1.0] * 99 + [2.5]) is False
-
-
-@pytest.mark.parametrize(("selection_s", "agrees"), [(0.004, True), (0.009, False)])
-def test_significantly_less_is_half(selection_s: float, agrees: bool) -> None:
-    row = {"selection_s": 0.01, "communication_s": 0.01, "partition_s": 0.0, "step_s": 1.0}
-    row["norms_s"] = 0.0
-    rows = {"topk": row, "cltk": row, "deft": {**row, "selection_s": selection_s}}
-    less, *_ = deft_speed._breakdown_claims(rows)
-    assert less.agrees is agrees
-    rows["deft"]["norms_s"] = 0.0011
-    less, *_ = deft_speed._breakdown_claims(rows)
-    assert less.agrees is False, "norms count as selection"
-    assert ("its norms take" in less.why) is (selection_s < 0.005)
-
-
-@pytest.mark.parametrize(
-    ("perplexity", "agrees"),
-    [
-        ([110, 104, 103, 100], True),
-        ([150, 104, 103, 100], False),  # not slightly
-        ([99, 98, 97, 96], False),  # not slower
-        ([110, 104, 120, 100], False),  # a difference between half and the end
-    ],
-)
-def test_slower_at_first_and_no_difference_later(perplexity: list[float], agrees: bool) -> None:
-    def row(density: float, scores: list[float]) -> dict[str, object]:
-        return {"density": density, POINTS: [[10 * i + 10, s] for i, s in enumerate(scores)]}
-
-    rows = [row(0.1, [100] * 4), row(0.01, [101] * 4), row(0.001, perplexity)]
-    assert deft_convergence._catches_up(rows, 40).agrees is agrees
-
-
-def test_a_step_is_the_sum_of_its_parts_on_the_slowest_rank() -> None:
-    first = [[1.0, 2.0, 0.0, 3.0, 0.0, 0.0, 4.0], [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 9.0]]
-    second = [[1.0, 1.0, 0.0, 1.0, 0.5, 0.0, 8.0], [1.0, 2.0, 1.0, 2.0, 0.0, 0.0, 7.0]]
-    row = breakdown.parts_of([first, second])
-    assert row["forward_s"] == 1.0
-    assert row["norms_s"] == 0.5
-    assert row["selection_s"] == 2.5
-    assert row["communication_s"] == 5.5
-    assert row["step_s"] == sum(sum(parts) for parts in (first[0], second[1])) / 2
-
-
-def test_figure_7_reads_the_breakdown(ask: Ask) -> None:
-    asked: list[breakdown.Breakdown] = []
-
-    def measure(bench: breakdown.Breakdown, report: object) -> list[Row]:
-        asked.append(bench)
-        parts = {f"{part}_s": 0.01 for part in breakdown.PARTS}
-        return [
-            {"name": name, "link_bytes_per_s": None, **parts, "step_s": 0.06}
-            for name in bench.methods
-        ]
-
-    found = deft_speed.figure7(ask, measure)
-    assert asked[0].task == "text_lstm"
-    assert set(asked[0].methods) == {"dense", "topk", "cltk", "deft"}
-    assert "plain loopback" in found.notes[0]
-    assert len(found.claims) == 3
-
-
-def test_curves_are_thinned_to_means() -> None:
-    assert thinned([float(i) for i in range(1000)], 10)[0] == [100, 49.5]
-    assert len(thinned([1.0] * 7, 50)) == 7
-
-
-def test_curves_stay_out_of_printed_tables(ask: Ask) -> None:
-    hidden = {one.name: one.unprinted for one in deft.figures}
-    found = SMALL["figure1"](ask)
-    assert POINTS in found.rows[0]
-    assert POINTS in hidden["figure1"]
-    json.dumps(found.rows)

@@ -73,23 +73,6 @@ def test_formula_is_that_of_an_all_gather_of_values_and_indices() -> None:
     assert (of_deft["num_verbs"], of_deft["counted_bytes"]) == (4, 96_000)
 
 
-def test_claims_follow_from_seconds() -> None:
-    topk, deft, faster = found().claims
-    assert [topk.agrees, deft.agrees, faster.agrees] == [True, False, True]
-    assert "4 collectives follow one another" in deft.why
-    assert "summed by an all-reduce" in deft.why
-    topk, deft, faster = found(deft_s=0.5, factor=2.0).claims
-    assert [topk.agrees, deft.agrees, faster.agrees] == [False, False, False]
-    assert "ranks wait for others" in topk.why
-    assert "DEFT makes 4 collectives" in faster.why
-
-
-def test_links_that_are_not_shaped_say_nothing() -> None:
-    unshaped = found(shaped=False)
-    assert [claim.agrees for claim in unshaped.claims] == [None]
-    assert not unshaped.complete
-
-
 def test_a_run_for_real_counts_what_it_sends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

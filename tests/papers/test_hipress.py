@@ -83,35 +83,3 @@ def test_the_row_of_an_algorithm_holds_ours_and_the_papers(found: Findings) -> N
         keys = [key for key in row if f"{key}_paper" in row]
         fits = all(int(str(row[key])) <= int(str(row[f"{key}_paper"])) for key in keys)
         assert claim.agrees in (fits, None)
-
-
-def test_agrees_is_said_of_like_counts_alone(found: Findings) -> None:
-    """Not where operators that HiPress has not do what its programs write out: the sample and the
-    selection of DGC and GradDrop."""
-    claims = {str(row["name"]): claim for row, claim in zip(found.rows, found.claims, strict=True)}
-    for name in ("onebit", "tbq", "terngrad", "powersgd", "threelc encode"):
-        assert claims[name].agrees is True
-    for name, operator in (
-        ("dgc", "sample"),
-        ("graddrop", "top"),
-    ):
-        assert claims[name].agrees is not True
-        assert operator in claims[name].why
-    for row in found.rows:
-        others = set(str(row["others_used"]).split(", ")) - {"", *lines.ALIKE}
-        assert bool(others) == (claims[str(row["name"])].agrees is not True)
-
-
-def test_one_more_line_of_like_things_does_not_agree() -> None:
-    row = {"name": "x", "lines_logic": 5, "lines_logic_paper": 4, "others_used": "size"}
-    assert lines._claim(row).agrees is False
-    assert lines._claim(row | {"lines_logic": 4}).agrees is True
-    assert lines._claim(row | {"lines_logic": 4, "others_used": "size, top"}).agrees is None
-
-
-def test_an_import_elsewhere_is_integration() -> None:
-    one = ast.parse("from ..compress.onebit import onebit")
-    told = ast.parse("if TYPE_CHECKING:\n    from .compress.onebit import onebit")
-    assert (lines._imports(one), lines._imports(told)) == (["compress.onebit"], [])
-    assert lines.lines_elsewhere("none") > 0  # attach falls back on it
-    assert lines.lines_elsewhere("onebit") == 0

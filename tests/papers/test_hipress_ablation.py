@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from gradwire.planning import catalogue
@@ -53,26 +51,3 @@ def test_all_that_is_added_saves_time_in_the_simulator() -> None:
     seconds = {name: simulate(plan, small, CLUSTER).iteration_s for name, plan in plans.items()}
     assert seconds["default"] > seconds["codec"] > seconds["pipelining"]
     assert seconds["codec"] > seconds["planner"]
-
-
-def _ranks(steps_s: list[float]) -> list[dict[str, Any]]:
-    names = ("default", "codec", "pipelining", "bulk", "planner")
-    own = {
-        name: {"iterations": [(0.0, step_s)], "messages": 3}
-        for name, step_s in zip(names, steps_s, strict=True)
-    }
-    return [own, own]
-
-
-def test_claims_can_fail() -> None:
-    rows = ablation.rows_of("vgg19", _ranks([50.0, 40.0, 30.0, 25.0, 20.0]))
-    first, *others = ablation.claims_of("vgg19", rows)
-    assert first.agrees
-    assert [claim.agrees for claim in others] == [None] * 4
-    assert rows[0]["saved_percent"] is None
-    left_s = 50.0 - float(str(rows[0]["compute_s"]))
-    assert rows[1]["saved_percent"] == pytest.approx(100 * 10.0 / left_s)
-    rows = ablation.rows_of("vgg19", _ranks([50.0, 40.0, 45.0, 25.0, 20.0]))
-    first = ablation.claims_of("vgg19", rows)[0]
-    assert not first.agrees
-    assert first.why == "pipelining saved nothing here"

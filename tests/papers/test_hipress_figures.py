@@ -16,7 +16,7 @@ from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_bench.workloads.task import TrainingTask, class_loss
 from papers.frame import Findings
 from papers.hipress import accuracy, convergence, sizes, speed, throughput, varied
-from papers.hipress.printed import BYTEPS, BYTEPS_ONEBIT, PS_ONEBIT, RING, TABLE_1, Stated
+from papers.hipress.printed import BYTEPS, BYTEPS_ONEBIT, PS_ONEBIT, RING, TABLE_1
 from papers.hipress.setting import EC2, EC2_AS_TABLE_1, LOCAL
 from papers.hipress.systems import PARTITION_BYTES, SYSTEMS, TRAINED, System, row_of
 from tests.papers.figures import ask, law_of_figures
@@ -122,95 +122,3 @@ def test_links_that_carry_what_table_1_implies_communicate_as_long_as_it_says() 
     cluster = EC2_AS_TABLE_1.cluster(16)
     bytes_s = cluster.beta_s_per_byte * profile.size_bytes
     assert bytes_s == pytest.approx(stated_s)
-
-
-def rows_of(seconds: dict[str, float]) -> list[dict[str, object]]:
-    return [
-        {
-            "name": name,
-            "model": "m",
-            "num_hosts": 16,
-            "iteration_s": taken,
-            "compute_s": 1.0,
-            "exposed_s": taken - 1.0,
-            "fraction_communication": 0.5,
-        }
-        for name, taken in seconds.items()
-    ]
-
-
-@pytest.mark.parametrize(("taken", "agrees"), [(1.55, True), (1.0, False), (2.5, False)])
-def test_a_gain_agrees_near_the_papers(taken: float, agrees: bool) -> None:
-    stated = Stated("m", PS_ONEBIT, RING, 0.5, is_most=False, place="figure 9")
-    claim = throughput.gain_claim(rows_of({PS_ONEBIT: 1.0, RING: taken}), stated)
-    assert claim.agrees is agrees
-    assert bool(claim.why) is not agrees
-
-
-def test_gains_that_do_not_grow_are_told() -> None:
-    rows = [
-        row | {"num_hosts": hosts}
-        for hosts, taken in ((2, 2.0), (4, 1.5))
-        for row in rows_of({PS_ONEBIT: 1.0, RING: taken})
-    ]
-    names = (RING, PS_ONEBIT)
-    assert throughput.widening(rows, "m", names).agrees is False
-    turned = [row | {"num_hosts": 6 - int(str(row["num_hosts"]))} for row in rows]
-    assert throughput.widening(turned, "m", names).agrees is True
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("mebibytes", 1.0), ("mebibytes_largest", 1.0), ("num_gradients", 1)]
-)
-def test_a_model_of_another_size_does_not_agree(key: str, value: float) -> None:
-    row = next(one for one in sizes.table6(ask()).rows if one["name"] == "transformer")
-    assert sizes.claim_of(row).agrees is True
-    assert sizes.claim_of(row | {key: value}).agrees is False
-
-
-def test_one_slow_kernel_is_not_constantly_faster() -> None:
-    rows = [{"name": "a/encode", "speedup_vs_eager": 3.0}, {"name": "b/decode"}]
-    assert speed.faster_claim(rows).agrees is True
-    slow = {"name": "c/encode", "speedup_vs_eager": 0.9}
-    claim = speed.faster_claim([*rows, slow])
-    assert claim.agrees is False
-    assert "c/encode" in claim.why
-
-
-def test_an_encode_that_costs_nothing_and_dear_transfers_move_the_cost_models_claims() -> None:
-    cluster = LOCAL.cluster(4)
-    row = accuracy.row_of(cluster, 2**20)
-    free = {**row, "compressed_uncut_s": 0.0, "size_bytes": 2**15, "name": "small"}
-    assert accuracy._from_size([row]).agrees is bool(
-        accuracy._less(row, "compressed_uncut_s", "plain_uncut_s")
-    )
-    assert accuracy._from_size([free, row]).agrees is False
-    exact = {**row, "compressed_simulated_s": row["compressed_s"]}
-    assert [claim.agrees for claim in accuracy._accuracy([exact])] == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("score", "iteration_s", "close", "alike"),
-    [
-        (10.0, 0.72, True, True),
-        (10.0, 0.9, True, False),
-        (10.0, 1.2, True, False),
-        (12.0, 0.5, False, False),
-    ],
-)
-def test_trainings_are_compared_by_score_and_by_seconds_to_it(
-    score: float, iteration_s: float, close: bool, alike: bool
-) -> None:
-    def row(name: str, end: float, step_s: float) -> dict[str, object]:
-        points = [[step_s * step, 20.0 - (20.0 - end) * step / 4] for step in range(1, 5)]
-        return {
-            "name": name,
-            "application": TRAINED_SMALL.name,
-            "score": end,
-            "iteration_s": step_s,
-            "points": points,
-        }
-
-    rows = [row("dense", 10.0, 1.0), row("terngrad", score, iteration_s)]
-    assert convergence.close_claim(TRAINED_SMALL, rows).agrees is close
-    assert convergence.sooner_claim([TRAINED_SMALL], rows).agrees is alike

@@ -106,7 +106,6 @@ class Drawn(dict[str, Any]):
 
 
 Make = Callable[..., Drawn]
-Claims = Iterable[Claim]
 
 
 def several(row: Make, key: str, values: Iterable[Any], **given: Any) -> list[Any]:

@@ -19,18 +19,15 @@ from gradwire.exchange.error_feedback import residuals
 from gradwire.exchange.local import drive
 from gradwire.planning.catalogue import load as catalogued
 from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, random_of
-from papers.frame import Ask, Row
+from papers.frame import Ask
 from papers.ssfusion import training
-from papers.ssfusion.convergence import RIVALS, claims_of, draw12, figure12
+from papers.ssfusion.convergence import draw12, figure12
 from papers.ssfusion.grouped import Grouped, GroupedState
-from papers.ssfusion.printed import CUPCAKE, OKTOPK, OMGS, SPARDL
 from papers.ssfusion.setting import LOCAL, LOCAL_RANKS
 from papers.ssfusion.training import (
-    APART,
     DENSE,
     FOLDER,
     SCHEMES,
-    SSFUSION,
     Run,
     Scheme,
     Trained,
@@ -164,48 +161,3 @@ def test_a_model_without_its_data_is_said_to_be_missing() -> None:
 
 
 # Verdicts, on rows that are made up
-
-
-def made_up(name: str, lost: float) -> Row:
-    return {
-        "name": name,
-        "metric": "perplexity",
-        "score": 100 * (1 + lost),
-        "mean_lost": lost,
-        "most_lost": lost + 0.002,
-        "least_lost": lost - 0.002,
-        "num_steps": 100,
-        "actual_density": 0.02,
-        "sent_bytes": 1000.0 if name == SSFUSION else 1500.0,
-    }
-
-
-def test_verdicts_follow_from_what_is_lost() -> None:
-    rivals = [made_up(name, 0.05) for name in RIVALS]
-    near, ahead = claims_of(MODEL, [made_up(DENSE, 0.0), made_up(SSFUSION, 0.01), *rivals])
-    assert near.agrees is True
-    assert ahead.agrees is True
-    rows = [made_up(DENSE, 0.0), made_up(SSFUSION, 0.06), *rivals[1:], made_up(RIVALS[0], 0.07)]
-    near, ahead = claims_of(MODEL, rows)
-    assert near.agrees is False
-    assert "100 steps" in near.why
-    assert "waits 50 steps" in near.why
-    assert ahead.agrees is False
-    for name in (SPARDL, OMGS, CUPCAKE):
-        assert f"{name} is 1.00 % better and sends 1.50 times as many bytes" in ahead.why
-    assert OKTOPK not in ahead.why
-
-
-def test_tensor_by_tensor_is_held_against_the_others_too() -> None:
-    rows = [made_up(DENSE, 0.0), made_up(SSFUSION, 0.09), *(made_up(one, 0.05) for one in RIVALS)]
-    ahead = claims_of(MODEL, [*rows, made_up(APART, 0.04)])[2]
-    behind = claims_of(MODEL, [*rows, made_up(APART, 0.06)])[2]
-    assert (ahead.agrees, behind.agrees) == (True, False)
-    assert "tensor by tensor" in ahead.says
-
-
-def test_points_of_an_accuracy_are_held_to_less() -> None:
-    model = replace(MODEL, less_is_better=False)
-    rows = [made_up(DENSE, 0.0), made_up(SSFUSION, 0.01)]
-    assert claims_of(model, rows)[0].agrees is False
-    assert claims_of(model, [rows[0], made_up(SSFUSION, 0.002)])[0].agrees is True

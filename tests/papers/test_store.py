@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.errors import InvalidSetting, UnknownName
+from gradwire.errors import InvalidSetting
 from papers import store
 from papers.frame import Ask, Claim, Figure, Findings, Reproduction
 from papers.store import Done, document, run
@@ -142,12 +142,6 @@ def test_reports_go_up_from_nothing_to_all(paper: Paper, path: Path) -> None:
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     assert (0.75, "second: y") in paper.told
-
-
-def test_unknown_figures_are_told_the_known_ones(paper: Paper, path: Path) -> None:
-    with pytest.raises(UnknownName, match=r"no figure of paper is called 'frist'.*'first'\?"):
-        paper.run(path, "frist")
-    assert not path.exists()
 
 
 @pytest.mark.parametrize(

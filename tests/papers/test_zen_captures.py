@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gradwire.errors import InvalidSetting
 from gradwire_bench.workloads.task import TrainingTask, class_loss
-from papers.frame import Findings, Row
+from papers.frame import Findings
 from papers.zen import captures as zen_captures
 from papers.zen import sparsity as zen_sparsity
 from papers.zen.captures import Source, captured
 from tests.papers.figures import ask
-from tests.papers.zen_small import RANKS, by_name, claim_of
+from tests.papers.zen_small import RANKS, by_name
 
 pytestmark = pytest.mark.slow
 
@@ -121,28 +120,6 @@ def test_zipfs_law_is_skewed_and_shares_much(small: dict[str, Findings]) -> None
     ratios = by_name(small["figure2b"])["lstm"]
     assert 1 < float(str(ratios["densification_2"])) < float(str(ratios["densification_32"])) < 32
     assert "densification_64" not in ratios  # it would be extrapolated
-
-
-def test_equal_overlaps_are_no_different_distributions() -> None:
-    overlaps = [0.1 * (i % 7) for i in range(120)]
-    row: Row = {
-        "name": "a",
-        "overlaps": overlaps,
-        "overlap_mean": float(np.mean(overlaps)),
-        "overlap_deviation": float(np.std(overlaps)),
-    }
-    shifted: Row = {**row, "name": "b", "overlaps": [0.3 + one for one in overlaps]}
-    assert claim_of(zen_sparsity.claims2a([row, row]), "distributions").agrees is False
-    assert claim_of(zen_sparsity.claims2a([row, shifted]), "distributions").agrees is True
-    assert claim_of(zen_sparsity.claims2a([row]), "distributions").agrees is None
-
-
-@pytest.mark.parametrize(("skew", "agrees"), [(69.0, False), (71.0, True)])
-def test_the_lstms_skew_is_held_against_70(skew: float, agrees: bool) -> None:
-    row: Row = {"name": "lstm", "skewness_128": skew, "fraction_density": 0.0113}
-    (claim,) = zen_sparsity.claims3b([row])
-    assert claim.agrees is agrees
-    assert zen_sparsity.claims3b([{**row, "name": "ncf"}])[0].agrees is None
 
 
 def test_a_profile_that_is_no_profile_is_refused(tmp_path: Path, folder: Path) -> None:

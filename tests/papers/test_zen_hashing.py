@@ -89,15 +89,6 @@ def test_the_wave_that_comes_first_matters_little() -> None:
     assert few == pytest.approx(many, abs=0.03)
 
 
-def test_the_papers_losses_are_those_of_a_quarter_of_the_memory(
-    small: dict[str, Findings],
-) -> None:
-    claim = claim_of(small["figure16"].claims, "17.5 %")
-    assert claim.agrees is False
-    assert "4.8 % at 0.1" in claim.why
-    assert "17.6 % at 0.4" in claim.why
-
-
 @pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is not interpreted")
 def test_what_is_counted_is_what_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +131,3 @@ def test_sizes_are_those_of_the_formulas() -> None:
         "bitmap": 4 * kept + zen_formats.SERVERS * numel // 8,
         "blocks": numel // 256 * (4 + 256 * 4),
     }
-
-
-def test_the_crossings_of_figure_17a(small: dict[str, Findings]) -> None:
-    for row in small["figure17a"].rows:
-        density, bitmap, coo = (
-            float(str(row[f"fraction_{key}"])) for key in ("density", "hash_bitmap", "coo")
-        )
-        assert bitmap == pytest.approx(density + 1 / 32, abs=1e-3)
-        assert (bitmap < coo) == (density > 1 / 32)
-    worse = [{**row, "fraction_hash_bitmap": 1.1} for row in small["figure17a"].rows]
-    assert claim_of(zen_formats.claims17a(worse), "95 %").agrees is False

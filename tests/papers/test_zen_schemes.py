@@ -14,7 +14,6 @@ from torch import Tensor
 from gradwire.kernels.sparse.permutation import Permutation
 from papers.frame import Findings, Row
 from papers.zen import parts as zen_parts
-from papers.zen import schemes as zen_schemes
 from papers.zen import speed as zen_speed
 from papers.zen.captures import Capture, captured
 from papers.zen.volumes import (
@@ -105,52 +104,7 @@ def test_ranges_carry_skew_and_hashed_parts_do_not(small: dict[str, Findings]) -
         assert fewer < more
 
 
-def test_the_claims_of_figure_8_can_fail(small: dict[str, Findings]) -> None:
-    poor = {"agsparse": 0.5, "balanced": 0.9, "sparcml": 2.0, "omnireduce": 0.5}
-    poor["broadcast_in_turn"] = 0.8
-    claims = zen_schemes.claims8([{**row, **poor} for row in many_ranks(small["figure8"].rows)])
-    for words in (
-        "no existing",
-        "all existing",
-        "at a batch of 1",
-        "double",
-        "marginally",
-        "always",
-    ):
-        assert claim_of(claims, words).agrees is False, words
-    good = {"agsparse": 2.0, "sparcml": 1.5, "omnireduce": 1.2, "balanced": 0.6}
-    good |= dict.fromkeys(zen_schemes.RIVALS, 0.7)
-    claims = zen_schemes.claims8([{**row, **good} for row in many_ranks(small["figure8"].rows)])
-    for words in ("no existing", "all existing", "always"):
-        assert claim_of(claims, words).agrees is True, words
-
-
-def test_fewer_ranks_say_nothing_of_128(small: dict[str, Findings]) -> None:
-    for words in ("no existing", "all existing", "marginally"):
-        assert claim_of(small["figure8"].claims, words).agrees is None
-
-
-def many_ranks(rows: tuple[Row, ...]) -> list[Row]:
-    """The rows with 128 in place of 32 ranks."""
-    return [{**row, "num_ranks": 128} if row["num_ranks"] == 32 else row for row in rows]
-
-
 # Figures 15 and 17b
-
-
-def test_speedups_are_held_against_the_papers() -> None:
-    near = {"zen_paper": 5.5, "sparcml": 2.0, "sparse_ps": 0.95}
-    good = zen_speed.claims15(speed_rows(**near, omnireduce=1.45))
-    assert [claim.agrees for claim in good] == [True, True, True, False, True, True]
-    assert claim_of(zen_speed.claims15(speed_rows(**near, omnireduce=1.3)), "5.16").agrees is True
-    much = zen_speed.claims15(speed_rows(zen_paper=70.0, omnireduce=1.45))
-    assert not any(claim.agrees for claim in much if "ZEN" in claim.says), "10 times as much"
-    poor = zen_speed.claims15(speed_rows(zen_paper=1.5, omnireduce=2.0))
-    assert not any(claim.agrees for claim in poor)
-    for ours, words in (((2.0, 4.0), "alone it would be"), ((2.0, 2.5), "alone allow 2.50")):
-        assert words in zen_speed.faster("", "", "", zen_speed.Gain(*ours), 3.0).why
-    (claim,) = zen_speed.claims15(speed_rows(shaped=False))
-    assert claim.agrees is None
 
 
 def test_training_gains_less_than_communication(folder: Path) -> None:
@@ -163,22 +117,6 @@ def test_training_gains_less_than_communication(folder: Path) -> None:
     assert adds.agrees is False, "1/6 of communication is less than 13 % of training"
     more = {**row, "fraction_gained_in_training": 0.14}
     assert claim_of(zen_parts.claims17b([more]), "adds").agrees is True
-
-
-def test_training_is_not_held_against_communication() -> None:
-    row = zen_parts._row17b("transformer", zen_speed.gains(speed_rows())["lstm"])
-    claims = zen_parts.claims17b([{**row, "num_hosts": 16}])
-    assert [claim.agrees for claim in claims] == [None, None]
-    assert all("communication" in claim.ours and claim.why for claim in claims)
-
-
-def test_fewer_hosts_say_nothing_of_sixteen(folder: Path) -> None:
-    fewer = tuple({**row, "num_hosts": 8} for row in speed_rows())
-    said = [one for one in zen_speed.claims15(fewer) if "can be slower" not in one.says]
-    said += zen_parts.figure17b(ask(folder, figure15=Findings(fewer))).claims
-    assert len(said) == 7
-    assert [claim.agrees for claim in said] == [None] * 7
-    assert all("on 8 hosts" in claim.why for claim in said)
 
 
 def test_figure_15_measures_the_captures_of_all_models(

@@ -9,13 +9,12 @@ import pytest
 
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.sparsity import TensorSparsity, UnitSparsity
-from papers.frame import Ask, Row
+from papers.frame import Row
 from papers.zen import training
 from papers.zen import training_model as model_of
 from papers.zen.training import PARTS, Part
 from tests.bench.testbed.forked import fork_ranks
 from tests.papers.figures import ask
-from tests.papers.zen_small import claim_of
 
 pytestmark = pytest.mark.slow
 
@@ -46,40 +45,6 @@ def test_a_sparsified_model_travels_in_buckets() -> None:
     half, _ = model_of.step_of(replace(LLAMA, num_sparse=1.5e9), uniform(0.05), 4, 25)
     for scheme in whole:
         assert whole[scheme] == pytest.approx(2 * half[scheme], rel=1e-3)
-
-
-def one(scheme: str, ratio: float, machines: int) -> Row:
-    step_s = dict.fromkeys(training.SCHEMES, 2.0) | {training.ZEN: 1.0, scheme: ratio}
-    return model_of.step_row("simulated", "LSTM", machines, step_s, 0.1)
-
-
-@pytest.mark.parametrize(("ratio", "agrees"), [(1.67, True), (1.2, False), (2.2, False)])
-def test_the_lstms_speedup_is_held_against_the_papers(ratio: float, agrees: bool) -> None:
-    full = Ask(quick=False, report=lambda fraction, what: None, earlier={})
-    part = PARTS["figure11"]
-    rows = [one("sparcml", ratio, 16)]
-    claim = training._speedup_claim(full, part, LSTM, "sparcml", 1.67, rows)
-    assert (claim.agrees, bool(claim.why)) == (agrees, not agrees)
-    quick = training._speedup_claim(ask(), part, LSTM, "sparcml", 1.67, rows)
-    assert quick.agrees is None
-    assert "without --quick" in quick.why
-    assumed = training._speedup_claim(full, part, LLAMA, "sparcml", 1.67, rows)
-    assert assumed.agrees is None
-    assert "prints no computation" in assumed.why
-
-
-@pytest.mark.parametrize(("last", "agrees"), [(3.0, True), (1.1, False)])
-def test_growth_is_that_of_a_model_without_assumptions(last: float, agrees: bool) -> None:
-    full = Ask(quick=False, report=lambda fraction, what: None, earlier={})
-    rows = [one("sparcml", 1.5, 2), one("sparcml", last, 16)]
-    for row, seconds in zip(rows, (1.1, 2.0), strict=True):
-        row["step_s_omnireduce"] = seconds
-    by_model = {model.name: [] for model in model_of.NATURAL} | {"LSTM": rows}
-    claim = training._growing(full, PARTS["figure11"], by_model)
-    assert (claim.agrees, bool(claim.why)) == (agrees, not agrees)
-    assert training._growing(ask(), PARTS["figure11"], by_model).agrees is None
-    empty = {model.name: [] for model in model_of.SPARSIFIED}
-    assert training._growing(full, PARTS["figure13"], empty).agrees is None
 
 
 SMALL = {
@@ -113,11 +78,3 @@ def test_every_scheme_trains_alike_for_real(
     own = [losses[scheme] for scheme in training.SCHEMES if name == "figure11" or scheme != "dense"]
     for other in own[1:]:
         assert other == pytest.approx(own[0], rel=1e-4)
-
-
-def test_claims_that_nothing_was_simulated_for_say_why(folder: Path) -> None:
-    found = training.figure(ask(folder), "figure11", lambda asked, part: ([], True))
-    assert {row["kind"] for row in found.rows} == {"simulated"}
-    absent = claim_of(found.claims, "DeepFM trains 1.44")
-    assert absent.agrees is None
-    assert absent.why
