@@ -68,6 +68,8 @@ SLOW_S = 5.0
 """A test that takes longer, alone and with kernels built, carries the mark ``slow``."""
 SEVERAL = ("multi", "netns")
 """Marks of tests that start processes of their own."""
+BESIDE = ("lab", "bench", "papers")
+"""Folders of what lies beside the library: `make test` takes their tests marked ``smoke``."""
 
 
 @cache
@@ -82,10 +84,15 @@ def _shaped() -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start processes run one after another: the slow ones all, others file by file.
 
+    Of the folders beside the library's, all but smoke tests count as slow.
+
     Shaped hosts are one machine's, and ranks that wait for a fault would starve each other. Other
     files may run beside one another, a file on each worker.
     """
     for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in BESIDE and item.get_closest_marker("smoke") is None:
+            item.add_marker(pytest.mark.slow)
         if any(item.get_closest_marker(mark) is not None for mark in SEVERAL):
             alone = item.get_closest_marker("netns") or item.get_closest_marker("slow")
             group = "processes" if alone else item.path.stem

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from gradwire.cli.report.table import Row
-from gradwire.errors import InvalidSetting
 from gradwire_bench.micro import ahead
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
@@ -80,28 +78,3 @@ def test_every_form_of_every_program_is_listed() -> None:
         assert {name, f"{name}, many"} <= listed
     assert {"zen/hash_entries", "runs/read_runs"} <= listed
     assert [one.name for one in ahead.launches(["zen/p"])] == ["zen/permute"]
-
-
-def test_who_interprets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(ahead, "has_triton", lambda: True)
-    with pytest.raises(InvalidSetting, match="unset TRITON_INTERPRET"):
-        ahead.compile_all((80,))
-
-
-def test_registers_and_stack_are_read_off_an_object() -> None:
-    def attribute(number: int, value: int) -> bytes:
-        return struct.pack("<BBHII", 4, number, 8, 7, value)
-
-    info = struct.pack("<BBH", 3, 0x1B, 255) + attribute(0x2F, 77)
-    info += attribute(0x11, 0) + attribute(0x11, 24) + attribute(0x12, 99)
-    names = b"\0.nv.info\0.text.k\0"
-    start = 64 + len(info) + len(names)
-    header = struct.pack("<16xHHIQQQIHHHHHH", 2, 190, 1, 0, 0, start, 0, 64, 0, 0, 64, 3, 2)
-    sections = [
-        (10, 1, 0, 0, 64, 0, 0, 0, 0, 0),
-        (1, 1, 0, 0, 64, len(info), 0, 0, 0, 0),
-        (0, 3, 0, 0, 64 + len(info), len(names), 0, 0, 0, 0),
-    ]
-    packed = b"".join(struct.pack("<IIQQQQIIQQ", *section) for section in sections)
-    assert ahead.resources(header + info + names + packed) == (77, 24)

@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.runtime.pilot._decisions import Review, decide
 from gradwire_bench.auto.auto import MODELS, AutoBench, cells_table, rows_of
-from gradwire_bench.auto.auto_rank import ANEW
 from gradwire_bench.training.tasks import make_task
 from tests.each import each
-
-
-def test_single_choices_are_those_of_the_fidelity_and_the_dense_one() -> None:
-    assert AutoBench(fidelity="exact").others == ("none", "lossless")
-    assert AutoBench(fidelity="half").others == ("none", "cast16")
-    assert AutoBench(singles=("int8",)).others == ("none", "int8")
 
 
 def test_a_rank_that_is_late_in_one_step_and_early_in_the_next_is_no_slower() -> None:
@@ -48,11 +40,6 @@ def test_a_rank_that_is_late_in_one_step_and_early_in_the_next_is_no_slower() ->
         "| --- | --- |",
         f"| lstm | {told} |",
     ]
-
-
-def test_the_words_for_another_link_are_those_of_the_pilot() -> None:
-    review = Review(is_planned=False, step_s=0.8, dense_s=0.4, expected_s=0.4, slowness=20.0)
-    assert ANEW in decide(review).why
 
 
 @each("model", MODELS)

@@ -23,11 +23,3 @@ def test_a_batch_is_timed_beside_a_call_a_tensor(monkeypatch: pytest.MonkeyPatch
     assert [row["num_tensors"] for row in rows] == [3, 2]
     assert all(float(str(row[key])) > 0 for row in rows for key in ("batch_s", "call_a_tensor_s"))
     assert "num_dense" not in rows[0]
-
-
-def test_a_sparsifier_is_timed_beside_one_vector_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "MODELS", {"made up": lambda: [100, batch.SMALL + 1, 64]})
-    rows = batch.measure([load("compress", "dgc")()], 1, 4)
-    assert [row["name"] for row in rows] == ["dgc/made up"] * 2 + ["selective (dgc)/made up"]
-    assert rows[2]["num_dense"] == 2
-    assert all(float(str(row["batch_over_vector"])) > 0 for row in rows)

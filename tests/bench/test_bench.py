@@ -25,10 +25,12 @@ def columns(ended: Ended) -> set[str]:
     return {key for row in json.loads(ended.out)["rows"] for key in row}
 
 
+@pytest.mark.smoke
 def test_kernels_stand_beside_torch(gradwire: Run) -> None:
     assert {"kernel_s", "eager_s", "speedup_vs_eager"} <= columns(gradwire(*KERNEL))
 
 
+@pytest.mark.smoke
 def test_the_partition_is_timed(gradwire: Run) -> None:
     words = ("partition", "--numel", "20000", "--hosts", "5", "--rounds", "4", "--json")
     assert {"kernel_s", "saved_s"} <= columns(gradwire("bench", *words))

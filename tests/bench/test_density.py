@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from matplotlib.figure import Figure
 
 from gradwire.contract.trace.density import StepDensity
 from gradwire.contract.trace.span import Span, Trace
-from gradwire_bench.report import density, timeline
+from gradwire_bench.report import density
 
 
 def of(rank: int, step: int, asked: float | None = 100.0) -> StepDensity:
@@ -34,18 +31,3 @@ def test_a_row_a_step_with_the_means_over_ranks() -> None:
     }
     assert density.rows(Trace()) == []
     assert density.rows(Trace.of([], [of(0, 1, asked=None)]))[0]["density_asked"] is None
-
-
-def test_words_leave_out_what_is_not_known() -> None:
-    assert density.summary(TRACE.densities) == "density 0.038 (0.01 asked)"
-    assert density.summary([of(0, 1, asked=None)]) == "density 0.038"
-    assert density.summary([]) == ""
-
-
-def test_a_timeline_says_how_dense_the_mean_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
-    timeline.draw({"topk": TRACE}, tmp_path / "t.png", title="one step")
-    assert saved[0].axes[0].get_title(loc="left") == "topk: 500 ms, density 0.038 (0.01 asked)"

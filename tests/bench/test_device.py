@@ -16,9 +16,7 @@ import torch
 
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
-from gradwire.contract import Compressor, State
-from gradwire.contract.spec import TensorSpec
-from gradwire.errors import GradwireError, InvalidSetting
+from gradwire.errors import GradwireError
 from gradwire_bench.micro import device, offload
 from tests.bench.testbed.forked import fork_ranks
 from tests.each import each
@@ -38,6 +36,7 @@ def late_one() -> Iterator[Ranks]:
     ranks.close()
 
 
+@pytest.mark.smoke
 def test_kernels_and_the_partition_have_their_rows() -> None:
     bench = device.DeviceBench.small(parts=("kernels", "partition"), numel=4096, zen_numel=10_000)
     rows, notes = device.run(bench, ignore, codecs=[onebit(), topk()])
@@ -49,14 +48,6 @@ def test_kernels_and_the_partition_have_their_rows() -> None:
     assert named["onebit/encode"]["eager_s"] > 0
     assert named["partition/cpu"]["num_entries"] == 520
     assert notes == [f"device: cpu, torch {torch.__version__}"]
-
-
-def test_a_cpu_has_the_hosts_selection_alone() -> None:
-    bench = device.DeviceBench.small(parts=("offload",))
-    rows, _ = device.run(bench, ignore)
-    assert [row["name"] for row in rows] == ["offload/10 KB", "offload/100 KB"]
-    assert all(float(str(row["on_host_s"])) > 0 for row in rows)
-    assert {*rows[0]} == {"name", "on_host_s", "paper_device_s", "paper_host_s"}
 
 
 def offloaded(rank: int, world: int) -> list[dict[str, Any]]:
@@ -77,21 +68,6 @@ def test_a_device_has_both_ways_and_what_they_cost(late_one: Ranks) -> None:
         assert {"loop_per_selection_on_host_s", "loop_per_selection_on_device_s"} < {*row}
     assert "paper_host_s" not in small
     assert large["paper_host_s"] == 1.49e-3
-
-
-class nowhere(onebit):
-    """A compressor that no device runs."""
-
-    def init(self, spec: TensorSpec) -> State:
-        raise RuntimeError("no such kernel\nand more of it")
-
-
-def test_a_compressor_that_fails_hides_no_other() -> None:
-    bench = device.DeviceBench.small(parts=("kernels",), numel=4096)
-    codecs: list[Compressor] = [nowhere(), onebit()]
-    rows, _ = device.run(bench, ignore, codecs=codecs)
-    assert rows[1] == {"name": "nowhere", "note": "RuntimeError: no such kernel"}
-    assert str(rows[2]["name"]) == "onebit/encode"
 
 
 def test_nothing_is_begun_once_the_minutes_are_over() -> None:
@@ -127,12 +103,6 @@ def test_each_way_to_average_trains_the_same_model(monkeypatch: pytest.MonkeyPat
 def test_what_cannot_be_measured_is_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(GradwireError, match=text):
         device.DeviceBench.small(**given)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_what_runs_without_one() -> None:
-    with pytest.raises(InvalidSetting, match=r"--compile-only needs none, --device cpu tries it"):
-        device.DeviceBench()
 
 
 @pytest.mark.slow

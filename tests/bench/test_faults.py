@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.errors import InvalidSetting
 from gradwire_bench.faults.accidents import DDP, FLIP_ON_THE_WAY, FSDP, KINDS, LINKS, WAYS, Accident
 from gradwire_bench.faults.faults import FaultsBench, accidents_of, as_markdown, run
 from gradwire_bench.faults.faults_judge import Aftermath, Ending, judge
@@ -33,6 +32,7 @@ def aftermath(*endings: Ending | None, **changed: object) -> Aftermath:
 KILLED = aftermath(lost(), lost(), None, lost(step=3))
 
 
+@pytest.mark.smoke
 @each(
     "kind, found, flaws",
     [
@@ -104,11 +104,6 @@ def test_all_is_drawn_from_the_seed_and_the_number() -> None:
     assert {each.way for each in some} == set(WAYS)
     assert all(each.point != "broadcast" or each.way != DDP for each in some)
     assert all(each.way != FSDP for each in some if each.kind in LINKS)
-
-
-def test_what_is_not_known_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="only must be one of kill, stop"):
-        FaultsBench(trials=1, seed=0, only=("explode",))
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 from gradwire_bench.runs import loopback
 
 
+@pytest.mark.smoke
 def test_sides_are_compared_within_turns_by_their_slowest_rank() -> None:
     bench = loopback.LoopbackBench(turns=3, compressors=("onebit",))
     assert bench.rows == ["ddp", "onebit", "ddp+onebit"]

@@ -93,28 +93,6 @@ def test_what_is_wrong_is_said(
         assert found.text.startswith(text or "")
 
 
-def test_a_refusal_is_that_of_the_rank_that_refused() -> None:
-    ours = ProgramEnd({}, "InvalidSetting: no", True)
-    heard = ProgramEnd({}, "RanksDiffer: rank 1 refused", True)
-    assert judge([[heard, ours]], None) == Cell("refused", "InvalidSetting: no")
-
-
-def test_too_many_lines_and_absent_packages_are_shown(tmp_path: Path) -> None:
-    (tmp_path / "long.py").write_text("x = 1  # gradwire\n" * 4)
-    (tmp_path / "odd.py").write_text("import no_such_package\nfrom one_run import Run\n")
-    found = cells(Matrix(tmp_path, exchanges=("none",)))
-    assert found["long"]["none"] == Cell("WRONG", "4 lines more than the native program")
-    assert found["odd"]["none"] == Cell("skipped", "no_such_package not installed")
-
-
-def test_wrong_names_are_refused(tmp_path: Path) -> None:
-    for asked in (Matrix(only=("nanogpd",)), Matrix(tmp_path)):
-        with pytest.raises(InvalidSetting):
-            asked.programs()
-    with pytest.raises(InvalidSetting, match="topk"):
-        Matrix(exchanges=("topq",)).columns()
-
-
 def test_the_table_goes_between_the_marks(tmp_path: Path) -> None:
     found = {"one": (ProgramFile(Path("one.py"), 2, frozenset(), 3), {"none": Cell("WRONG", "w")})}
     page = tmp_path / "page.md"
@@ -130,6 +108,7 @@ def test_the_table_goes_between_the_marks(tmp_path: Path) -> None:
     assert "old" not in text
 
 
+@pytest.mark.smoke
 def test_the_page_has_every_program() -> None:
     rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     shown = {row[0].removeprefix("| "): row for row in rows}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradwire.errors import InvalidSetting
-from gradwire_bench.training import peers, trainer
+from gradwire_bench.training import trainer
 from gradwire_bench.training.peers import PEERS, is_there
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.training.trainer import Trainer
@@ -174,20 +174,6 @@ def test_demo_is_the_optimizer(folder: str) -> None:
         trained("peer-demo", task="convnet")
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_dion_has_matrices_and_adamw_all_else(folder: str, optimizer: str) -> None:
-    made = start("peer-dion", make_task("convnet", optimizer), 20)
-    matrices, others = made.optimizer.param_groups
-    assert {param.dim() for param in matrices["params"]} == {2}
-    assert {param.dim() for param in others["params"]} == {1, 4}
-    assert others["algorithm"] == "adamw"
-    assert matrices["lr"] == pytest.approx(10 * others["lr"])
-    rate = make_task("convnet", optimizer).make_optimizer(made.plain.parameters())
-    own = rate.param_groups[0]["lr"]
-    assert others["lr"] == pytest.approx(own if optimizer == "adamw" else own / 10)
-    made.step()
-
-
 def test_what_powersgd_loses_comes_back_in_the_next_step(folder: str) -> None:
     made, _ = trained("peer-powersgd", 2, "convnet")
     aggregator = made.after_backward.__closure__[0].cell_contents  # type: ignore[union-attr]
@@ -201,11 +187,6 @@ def test_what_powersgd_loses_comes_back_in_the_next_step(folder: str) -> None:
     for whole, before, param in zip(second, first, made.plain.parameters(), strict=True):
         assert param.grad is not None
         torch.testing.assert_close(whole, 0.5 * before + param.grad)
-
-
-def test_grace_takes_a_gradient_by_its_name(folder: str) -> None:
-    made, first = trained("peer-grace-topk")
-    assert not moved(made, first), "its means are 0 here"
 
 
 def test_what_deft_leaves_comes_back_in_the_next_step(
@@ -228,31 +209,6 @@ def test_what_deft_leaves_comes_back_in_the_next_step(
         assert param.grad is not None
         assert torch.equal(param.grad, 0.25 * whole)
     assert capsys.readouterr().out == ""
-
-
-def test_accelerate_counts_steps_within_its_context(folder: str) -> None:
-    made, first = trained("peer-accelerate", 2)
-    assert made.after_step.__self__.num_steps == 2  # type: ignore[attr-defined]
-    assert moved(made, first)
-
-
-@pytest.mark.parametrize("name", ["peer-torchft-local_sgd", "peer-torchft-diloco"])
-def test_torchft_gets_means_and_leave_to_commit(
-    folder: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def all_reduce(tensor: torch.Tensor, async_op: bool) -> torch.futures.Future[None]:
-        tensor.mul_(2)  # this rank and another one that holds the same
-        done = torch.futures.Future[None]()
-        done.set_result(None)
-        return done
-
-    monkeypatch.setattr(peers.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(peers.dist, "all_reduce", all_reduce)
-    made, _ = trained(name, 2)
-    assert made.plain.step == 2
-    alone, _ = trained("peer-accelerate", 2)
-    pairs = zip(made.plain.parameters(), alone.plain.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_peers_that_are_not_there_are_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from gradwire.contract.trace.span import Span, Trace
 from gradwire.errors import InvalidSetting
-from gradwire_bench.report import bars, curves, heat, timeline
+from gradwire_bench.report import bars, curves, timeline
 
 DENSE = Trace.of(
     [
@@ -42,6 +41,7 @@ def _is_png(path: Path) -> bool:
     return path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+@pytest.mark.smoke
 def test_a_timeline_has_a_panel_a_trace_and_a_row_a_lane(
     tmp_path: Path, figures: list[Figure]
 ) -> None:
@@ -71,20 +71,6 @@ def test_a_timeline_starts_at_zero_and_bars_have_the_spans_lengths(
     assert len(set(overlapping)) == 2
 
 
-def test_kinds_of_work_keep_their_colour(tmp_path: Path, figures: list[Figure]) -> None:
-    timeline.draw({"a": DENSE, "b": ONEBIT}, tmp_path / "t.png", title="")
-    legend = figures[0].legends[0]
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["backward", "encode", "transfer"]
-    for name, patch in zip(names, legend.get_patches(), strict=True):
-        assert to_hex(patch.get_facecolor()) == timeline.COLOURS[name]
-
-
-def test_an_empty_timeline_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="at least one span"):
-        timeline.draw({"none": Trace()}, tmp_path / "t.png", title="")
-
-
 def test_bars_show_each_value_and_no_bar_for_an_absent_one(
     tmp_path: Path, figures: list[Figure]
 ) -> None:
@@ -97,11 +83,6 @@ def test_bars_show_each_value_and_no_bar_for_an_absent_one(
     assert [text.get_text() for text in step.texts] == ["1.00 s", "200 ms"]
     assert [text.get_text() for text in loss.texts] == ["2", "-"]
     assert loss.get_title(loc="left") == "final"
-
-
-def test_bars_of_nothing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="0 rows"):
-        bars.draw([], tmp_path / "b.png", keys=["step_s"], title="")
 
 
 def test_curves_pass_through_their_points_and_name_the_highest_first(
@@ -118,17 +99,3 @@ def test_curves_pass_through_their_points_and_name_the_highest_first(
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["high", "low"]
     with pytest.raises(InvalidSetting, match="at least one point"):
         curves.draw({"none": []}, tmp_path / "c.png", title="", x_label="", y_label="")
-
-
-def test_a_heat_map_has_a_row_a_name_and_a_number_a_cell(
-    tmp_path: Path, figures: list[Figure]
-) -> None:
-    shares = {"lstm": [0.8, 0.15, 0.05], "deepfm": [0.5, 0.5]}
-    path = heat.draw(shares, tmp_path / "h.png", title="places", x_label="part")
-    assert _is_png(path)
-    (axes,) = figures[0].axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["lstm", "deepfm"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "3"]
-    assert [text.get_text() for text in axes.texts] == ["80 %", "15 %", "5 %", "50 %", "50 %"]
-    with pytest.raises(InvalidSetting, match="at least one cell"):
-        heat.draw({"lstm": []}, tmp_path / "h.png", title="", x_label="")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
@@ -13,9 +12,7 @@ from gradwire.planning.make_plan import plan
 from gradwire.planning.price import iteration_s
 from gradwire.runtime.attach import attach
 from gradwire_bench.schedule.replay import (
-    Memory,
     Replay,
-    ReplayedModule,
     VirtualDevice,
     scaled_profile,
 )
@@ -78,17 +75,6 @@ def test_forward_layers_are_queued_and_follow_each_other() -> None:
     assert on.take_spans() == []
 
 
-def test_the_device_idles_when_the_host_had_to_wait() -> None:
-    on, clock = device()
-    on.forward("a", 1.0)
-    clock.now_s = 5.0  # waited for the gradients of b
-    on.forward("b", 1.0)
-    assert on.free_s == 6.0
-    clock.now_s = 9.0
-    on.backward("b", 1.0)
-    assert on.free_s == 10.0
-
-
 def test_an_encode_within_the_backward_pass_occupies_the_device() -> None:
     """Behind the layer whose gradients it takes, and not behind what came before that."""
     on, clock = device()
@@ -106,6 +92,7 @@ def test_an_encode_within_the_backward_pass_occupies_the_device() -> None:
     ]
 
 
+@pytest.mark.smoke
 def test_gradients_are_handed_out_when_their_layer_ends() -> None:
     on, clock = device()
     model = Replay(THREE, on)
@@ -155,20 +142,6 @@ def test_drawn_gradients_come_back_in_every_step() -> None:
     assert not torch.equal(seen[0], seen[3])
 
 
-def test_models_may_lie_in_the_same_memory() -> None:
-    memory: Memory = {}
-    first, second = (Replay(THREE, device()[0], memory=memory) for _ in range(2))
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert one is not other
-        assert one.data_ptr() == other.data_ptr()
-    first().backward()
-    second().backward()
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        assert one.grad.data_ptr() == other.grad.data_ptr()
-
-
 @each("name", catalogue.names())
 def test_every_profile_of_the_catalogue_becomes_a_model(name: str) -> None:
     small = scaled_profile(catalogue.load(name), scale=10_000)
@@ -183,22 +156,7 @@ def test_every_profile_of_the_catalogue_becomes_a_model(name: str) -> None:
     assert all(param.grad is not None for param in model.parameters())
 
 
-def test_tensors_may_lie_at_the_root_under_several_prefixes_or_under_one_of_another_layer() -> None:
-    whole = profile(layer("x", "weight"), layer("y", "m.n.weight", "k.bias"), layer("z", "m.n.b"))
-    on, _ = device()
-    model = Replay(whole, on)
-    assert {name for name, _ in model.named_parameters()} == {
-        "weight",
-        "m.n.weight",
-        "k.bias",
-        "m.n.b",
-    }
-    model().backward()
-    assert on.free_s == 9.0
-    owners = [m for m in model.modules() if isinstance(m, ReplayedModule) and m.job is not None]
-    assert len(owners) == 2, "m.n and k do work of their own"
-
-
+@pytest.mark.smoke
 def test_a_plan_runs_under_it_with_the_forward_overlapped() -> None:
     cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
     model = Replay(THREE, device()[0], gradient=1.0)
@@ -224,16 +182,3 @@ def test_scaling_keeps_what_is_in_proportion() -> None:
         before = iteration_s(plan(planner, full, fast), full, fast)
         after = iteration_s(plan(planner, small, slow), small, slow)
         assert after == pytest.approx(2.5 * before)
-
-
-def test_scaling_keeps_an_element_of_everything_but_nothing() -> None:
-    tensors = (ProfiledTensor(name="a", shape=(3,)), ProfiledTensor(name="b", shape=(0, 7)))
-    only = profile(Layer(name="only", tensors=tensors, forward_s=0.0, backward_s=0.0))
-    shapes = [tensor.shape for tensor in scaled_profile(only, scale=1000).layers[0].tensors]
-    assert shapes == [(1,), (0,)]
-
-
-@pytest.mark.parametrize("wrong", [{"scale": 0.0}, {"slowdown": -1.0}, {"scale": float("inf")}])
-def test_scales_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidSetting, match="positive"):
-        scaled_profile(THREE, **wrong)

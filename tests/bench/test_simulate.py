@@ -24,6 +24,7 @@ def rows(*words: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.smoke
 def test_a_row_for_each_planner_and_none_below_its_computation() -> None:
     found = rows("--model", "vgg16")
     assert [row["name"] for row in found] == [name for name in names("planner") if name != "secopa"]
@@ -32,20 +33,6 @@ def test_a_row_for_each_planner_and_none_below_its_computation() -> None:
     by_name = {row["name"]: row for row in found}
     assert by_name["usbyte"]["simulated_s"] < by_name["wfbp"]["simulated_s"]
     assert by_name["wfbp"]["speedup_vs_wfbp"] == 1.0
-
-
-def test_a_planner_that_cannot_plan_is_said_to_be_left_out() -> None:
-    """Unless it was asked for: then it is a mistake."""
-    printed = RUN.invoke(app, ["--model", "lstm"], catch_exceptions=False).output
-    assert "secopa has no plan: compressor must be one whose encode and decode" in printed
-    assert "gradwire profile" in printed
-    with pytest.raises(InvalidSetting, match="measure it with gradwire profile"):
-        rows("--model", "lstm", "--planner", "secopa")
-
-
-def test_one_rank_sends_nothing() -> None:
-    for row in rows("--model", "vgg16", "--ranks", "1"):
-        assert row["simulated_s"] == pytest.approx(row["compute_s"])
 
 
 def test_pictures_and_traces_are_written(tmp_path: Path) -> None:
@@ -79,23 +66,6 @@ def test_tuned_planners_stand_beside_the_others_and_are_no_slower() -> None:
     by_name = {row["name"]: row["simulated_s"] for row in found}
     assert list(by_name) == ["bytescheduler", "bytescheduler (tuned)", "wfbp"]
     assert by_name["bytescheduler (tuned)"] < by_name["bytescheduler"]
-
-
-def test_curves_and_traces_of_a_sweep(tmp_path: Path) -> None:
-    picture, traces = tmp_path / "curves.png", tmp_path / "traces"
-    words = ("--model", "lstm", "--planner", "wfbp", "--curves", str(picture))
-    rows(*words, "--ranks", "2,4", "--rate", "1gbit,10gbit", "--traces", str(traces))
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert len(list(traces.glob("*/wfbp.trace.json"))) == 4
-    rows(*words, "--rate", "1gbit,10gbit")
-
-
-def test_the_tables_title_says_what_all_rows_share() -> None:
-    words = ["--model", "lstm", "--planner", "wfbp", "--ranks", "2,4"]
-    printed = RUN.invoke(app, words, catch_exceptions=False).output.splitlines()
-    assert printed[0] == "2 cases"
-    assert "ranks" in printed[1]
-    assert "model" not in printed[1]
 
 
 @each(

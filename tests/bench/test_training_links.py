@@ -9,19 +9,16 @@ from typing import Any
 
 import pytest
 
-from gradwire.errors import InvalidSetting
 from gradwire_bench.training import training_links
 from gradwire_bench.training.trainers import DDP, OTHERS, PERIOD
 from gradwire_bench.training.training import TrainBench
 from gradwire_bench.training.training_links import (
-    METHODS,
     Point,
     TrainingOnLinks,
     draw,
     reached,
     run,
 )
-from tests.each import each
 
 
 def bench(
@@ -68,6 +65,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
+@pytest.mark.smoke
 def test_a_row_says_when_the_goal_was_reached(asked: list[dict[str, Any]]) -> None:
     ddp, int8, topk = run(bench(("int8", "topk")), nothing).rows[:3]
     assert (ddp["name"], ddp["goal_loss"], ddp["to_goal_s"]) == (DDP, 3.0, 8.0)
@@ -106,46 +104,11 @@ def test_the_loopback_is_the_fastest_link(
     assert len(opened) == 1
 
 
-def test_a_row_says_which_peer_is_not_there(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training_links, "is_there", lambda name, folders: name == "peer-demo")
-    rows = run(bench(("peer-demo", "peer-accelerate@5"), learning_rates=3), nothing).rows
-    names = [DDP, "peer-demo", "peer-accelerate@5: not installed"]
-    assert [row["name"] for row in rows[:3]] == names
-    assert [name for name, _ in asked[-1]["entrants"]] == [DDP, "peer-demo"]
-
-
 def test_the_line_between_two_scores_is_followed_to_the_goal() -> None:
     points = [Point(0, 0, 0, 5.0), Point(10, 1, 8, 3.0), Point(20, 2, 16, 4.0)]
     assert reached(points, 3.5) == Point(7.5, 0.75, 6.0, 3.5)
     assert reached(points, 3.0) == points[1]
     assert reached(points, 2.9) is None
-
-
-@each(
-    "settings, what",
-    [
-        ({"rates_bytes_per_s": ()}, "rates of links must be one or more"),
-        ({"goal_step": PERIOD + 1}, "goal step must be a multiple of 20"),
-        ({"goal_step": 3 * PERIOD}, "goal step must be a multiple of 20, at most 40"),
-        ({"score_every": 30}, "steps must be a multiple of 30"),
-        ({"bench": TrainBench(steps=40, trained=("ddp-powersdg",))}, "method must be ddp, "),
-        ({"bench": TrainBench(steps=40, trained=("topk@5",))}, "period behind ddp-local_sgd, "),
-        ({"bench": TrainBench(steps=40, trained=("slowmo-4bit@3",))}, "number that divides 20"),
-        ({"bench": TrainBench(steps=40, trained=("slowmo-4bit@",))}, "number that divides 20"),
-    ],
-)
-def test_settings_that_are_refused(settings: dict[str, Any], what: str) -> None:
-    given: dict[str, Any] = {"bench": TrainBench(steps=40), "goal_step": PERIOD}
-    given |= {"rates_bytes_per_s": (1e9,)} | settings
-    with pytest.raises(InvalidSetting, match=what):
-        TrainingOnLinks(**given)
-
-
-def test_ddp_is_compared_whatever_is_named() -> None:
-    assert bench(("topk",)).methods == (DDP, "topk")
-    assert bench().methods == METHODS
 
 
 @pytest.mark.slow

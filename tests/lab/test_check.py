@@ -11,7 +11,6 @@ import pytest
 
 import gradwire as gw
 from gradwire.planning.planner.wfbp import wfbp
-from gradwire_lab.cli._own import subjects_of
 from gradwire_lab.laws import (
     collectives,
     compressors,
@@ -130,6 +129,7 @@ def test_the_broken_law_its_input_and_what_to_do(
     assert "tried with" in ended.out
 
 
+@pytest.mark.smoke
 def test_the_compressor_of_the_examples_keeps_all(gradwire: Run) -> None:
     ended = gradwire("check", str(ROOT / "examples" / "own_compressor.py"), "--json")
     assert ended.code == 0
@@ -169,23 +169,6 @@ def test_each_kind_is_held_to_its_laws(algorithm: Any, laws: set[Any]) -> None:
     assert laws <= {law for held in held_to(algorithm) for law in held.laws}
 
 
-def test_one_name_of_a_file_with_settings(gradwire: Run, tmp_path: Path) -> None:
-    both = PLANNER + "\n\ndef sound(profile, cluster, credit=1) -> gw.Plan:\n"
-    both += "    return wfbp(profile, cluster).model_copy(update={'credit': credit})\n"
-    path = own(tmp_path, both)
-    assert gradwire("check", path).code == 1
-    ended = gradwire("check", f"{path}:sound", "--set", "credit=2", "--json")
-    assert ended.code == 0
-    assert {row["name"] for row in json.loads(ended.out)["rows"]} == {"sound(credit=2)"}
-
-
-def test_examples_of_a_file_are_what_is_checked(tmp_path: Path) -> None:
-    text = OWN.format(traits="", value="top / 2") + "\n\nEXAMPLES = (halved(block=128),)\n"
-    path = own(tmp_path, text)
-    assert [repr(one) for one in subjects_of(path, {}, None, None)] == ["halved(block=128)"]
-    assert [one.block for one in subjects_of(path, {"block": 192}, None, None)] == [192]
-
-
 def test_what_raises_is_told_with_its_line(gradwire: Run, tmp_path: Path) -> None:
     text = PLANNER + "\n\ndef divides(profile, cluster) -> gw.Plan:\n    return 1 / 0\n"
     ended = gradwire("check", own(tmp_path, text) + ":divides")
@@ -193,15 +176,6 @@ def test_what_raises_is_told_with_its_line(gradwire: Run, tmp_path: Path) -> Non
     assert "raised ZeroDivisionError at " in ended.out
     assert "own.py:12: division by zero" in ended.out
     assert "also    " in ended.out
-
-
-def test_the_figure_keeps_its_laws(gradwire: Run) -> None:
-    ended = gradwire("check", *FIGURE, "--trait", "unbiased", "--json")
-    assert ended.code == 0
-    found = rows_of(ended)
-    assert found["contraction"]["verdict"] == "not asked"
-    assert found["unbiased"]["verdict"] == "holds"
-    assert found["compiled_as_interpreted"]["verdict"] in ("holds", "not asked")
 
 
 @pytest.mark.parametrize(
@@ -240,35 +214,3 @@ def test_a_users_mistake_is_code_2(gradwire: Run, words: tuple[str, ...], messag
     ended = gradwire("check", *words)
     assert ended.code == 2
     assert message in ended.err
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("import gradwire", "one that defines a compressor, an exchange, a collective or"),
-        ("1 / 0", "ZeroDivisionError"),
-        ("def f(:", "SyntaxError"),
-        ("raise SystemExit(0)", "SystemExit"),
-        (OWN.format(value="top if sign else 0", traits=""), "own.py:15: a branch on a value"),
-    ],
-)
-def test_a_file_with_nothing_to_check_is_code_2(
-    gradwire: Run, tmp_path: Path, text: str, message: str
-) -> None:
-    ended = gradwire("check", own(tmp_path, text))
-    assert ended.code == 2
-    assert message in ended.err
-
-
-def test_a_name_that_is_not_in_the_file_is_code_2(gradwire: Run, tmp_path: Path) -> None:
-    ended = gradwire("check", own(tmp_path, PLANNER) + ":double")
-    assert ended.code == 2
-    assert "did you mean 'doubles'" in ended.err
-
-
-def test_a_text_that_is_not_utf_8_is_code_2(gradwire: Run, tmp_path: Path) -> None:
-    path = tmp_path / "own.compll"
-    path.write_bytes(b"\xff\xfe")
-    ended = gradwire("check", str(path))
-    assert ended.code == 2
-    assert "UTF-8" in ended.err

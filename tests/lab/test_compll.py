@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Ended
 from tests.each import each
 
@@ -39,6 +41,7 @@ def own(folder: Path, value: str = "top / 2", traits: str = "") -> str:
     return str(path)
 
 
+@pytest.mark.smoke
 @each(
     "target, words",
     [
@@ -61,14 +64,6 @@ def test_a_shipped_program_and_a_file_of_yours(gradwire: Run, tmp_path: Path) ->
     assert "halved_encode" in gradwire("compll", "show", own(tmp_path)).out
 
 
-def test_bench_is_paired_with_a_copy(gradwire: Run, tmp_path: Path) -> None:
-    words = ("--numel", "4096", "--rounds", "4", "--threads", "1", "--json")
-    rows = json.loads(gradwire("compll", "bench", own(tmp_path), *words).out)["rows"]
-    forms = ("encode", "encode-plain", "decode", "decode-plain")
-    assert [row["name"] for row in rows] == ["copy", *(f"halved/{form}" for form in forms)]
-    assert all(row["fraction_of_copy_bandwidth"] > 0 for row in rows)
-
-
 @each(
     "words, message",
     [
@@ -88,11 +83,3 @@ def test_a_users_mistake_is_code_2(gradwire: Run, words: tuple[str, ...], messag
     ended = gradwire("compll", *words)
     assert ended.code == 2
     assert message in ended.err
-
-
-def test_a_file_without_a_program_is_code_2(gradwire: Run, tmp_path: Path) -> None:
-    path = tmp_path / "own.py"
-    path.write_text("from gradwire.compress.none import none\n")
-    ended = gradwire("compll", "show", str(path))
-    assert ended.code == 2
-    assert "one that defines a Program" in ended.err

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.registry import load
 from gradwire.contract.spec import TensorSpec
-from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
@@ -17,12 +15,8 @@ from gradwire.planning.fusion import NOTHING, SparseCost, arrivals, sparsifier
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.omgs import omgs
-from tests.each import each
 from tests.planning.profiles import vgg16
 from tests.strategies import bounded
-
-ENCODE = LineFit(alpha_s=8.5e-4, per_unit_s=4e-10)
-"""About what SSFusion's table III says of a GPU."""
 
 
 def cluster_of(encode: LineFit = NOTHING, hop_s: float = 1e-3, rate: float = 1e8) -> Cluster:
@@ -55,15 +49,6 @@ def test_cupcake_merges_where_starting_is_dear_and_not_where_it_is_free() -> Non
     assert len(cupcake(profile, cluster_of(encode, hop_s=0.0)).messages) == 1
 
 
-def test_two_equal_layers_are_merged_by_omgs_where_latency_is_large() -> None:
-    """The sign of t_wait: without latency nothing is saved, and the wait for a gradient is lost."""
-    profile = profile_of(([100_000], 0.0, 0.01), ([100_000], 0.0, 0.01))
-    assert _groups(omgs(profile, cluster_of(hop_s=0.1))) == [["t1", "t0"]]
-    assert _groups(omgs(profile, cluster_of(hop_s=0.0))) == [["t1"], ["t0"]]
-    encode = LineFit(alpha_s=0.02, per_unit_s=0.0)  # what one sparsification less saves
-    assert _groups(omgs(profile, cluster_of(encode, hop_s=0.0))) == [["t1", "t0"]]
-
-
 def _by_starts(profile: Profile, cluster: Cluster) -> list[list[str]]:
     """OMGS with every start computed again after every merge, tensors from 1 in forward order."""
     every, cost = arrivals(profile)[::-1], SparseCost.of(cluster, "dgc", 0.01)
@@ -93,6 +78,7 @@ def _by_starts(profile: Profile, cluster: Cluster) -> list[list[str]]:
     return [names[i] for i in sorted(names, reverse=True)]
 
 
+@pytest.mark.smoke
 @bounded(60)
 @given(
     rows=st.lists(
@@ -117,25 +103,3 @@ def test_a_group_keeps_its_residual_and_its_density() -> None:
     assert (exchange.compressor, exchange.collective) == ("topk", "allgather_sparse")
     assert exchange.settings == {"density": 0.02}
     assert exchange.error_feedback
-
-
-@each("name", ["cupcake", "omgs"])
-def test_what_is_no_sparsifier_is_refused(name: str) -> None:
-    planner = load("planner", name)
-    with pytest.raises(InvalidSetting, match="must be a compressor of sparse payloads"):
-        planner(vgg16(), cluster_of(), compressor="randomk")
-    with pytest.raises(InvalidSetting, match="density"):
-        planner(vgg16(), cluster_of(), density=0.0)
-    with pytest.raises(InvalidSetting, match="setting of onebit"):
-        planner(vgg16(), cluster_of(), compressor="onebit")
-    with pytest.raises(UnknownName):
-        planner(vgg16(), cluster_of(), compressor="dcg")
-
-
-def test_layers_without_gradients_take_their_time() -> None:
-    profile = profile_of(([], 1.0, 1.0), ([5, 6], 1.0, 2.0), ([], 1.0, 4.0), ([7], 1.0, 8.0))
-    assert [(one.tensor.numel, one.backward_s) for one in arrivals(profile)] == [
-        (7, 8.0),
-        (6, 6.0),
-        (5, 0.0),
-    ]

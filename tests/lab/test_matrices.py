@@ -55,6 +55,7 @@ def span(matrix: Any) -> Any:
     return np.linalg.qr(matrix)[0]
 
 
+@pytest.mark.smoke
 @each("world", [2, 3])
 @each("kind", PROGRAMS)
 def test_the_mean_is_the_projection_of_the_mean(kind: type[MatrixProgram], world: int) -> None:
@@ -91,12 +92,6 @@ def test_the_mean_is_the_projection_of_the_mean(kind: type[MatrixProgram], world
 def test_programs_keep_the_laws_of_exchanges(kind: type[MatrixProgram]) -> None:
     for held in held_to(kind(rank=2)):
         assert [verdict for verdict in check(held) if verdict.found] == []
-
-
-def test_what_travels_must_be_shorter_than_the_matrix() -> None:
-    spec = TensorSpec("w", 60, shapes=((3, 20),))
-    assert [b.numel() for b in twice(rank=2).init(spec, 2).basis_T] == [0]
-    assert [b.numel() for b in twice(rank=1).init(spec, 2).basis_T] == [20]
 
 
 # ---- what is refused ---------------------------------------------------------------------------
@@ -266,15 +261,3 @@ def test_a_mistake_in_a_text_is_shown_in_its_place(case: str) -> None:
         compile_text(text.replace(before, after))()
     assert message in str(caught.value)
     assert str(caught.value).startswith("<text>:") or case == "no projection"
-
-
-def test_matrices_and_vectors_are_two_forms() -> None:
-    text = "void encode(float* g, uint8* c) { float* x = matmul(g, g); c = concat(x); }"
-    with pytest.raises(InvalidSetting, match="matmul of vector; matmul takes matrices"):
-        compile_text(text)()
-    with pytest.raises(InvalidSetting, match="compile_coder makes a coder of it"):
-        compile_text(Path(__file__).with_name("zero_run.compll"))
-    with pytest.raises(InvalidSetting, match="follow from their form"):
-        compile_text(TEXT, contraction=True)
-    with pytest.raises(InvalidSetting, match="a text with decode"):
-        compile_text(TEXT.read_text().partition("void decode")[0])

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.fusion import NOTHING
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
@@ -36,10 +34,10 @@ from gradwire_lab.planner.selective_fusion import (
     selective_fusion,
 )
 from gradwire_lab.planning.mixing import WHOLE, MixedCost, MixedGroup, Way, improved
-from gradwire_lab.planning.mixing_search import cells_of, first_groups
+from gradwire_lab.planning.mixing_search import first_groups
 from tests.each import each
 from tests.lab.test_espresso import cluster_of
-from tests.planning.profiles import deep, profiles
+from tests.planning.profiles import profiles
 from tests.strategies import bounded
 
 OTHERS = (
@@ -59,6 +57,7 @@ def law_never_slower_than(others: Sequence[Planner], profile: Profile, cluster: 
         assert own_s <= other_s * (1 + 1e-9), other
 
 
+@pytest.mark.smoke
 @bounded(15)
 @given(
     profile=profiles(largest=200_000),
@@ -204,15 +203,6 @@ def test_a_fast_link_carries_all_dense_and_a_slow_one_nothing_large() -> None:
     assert sum(sparse) > 20 * sum(dense)
 
 
-def test_cells_lie_where_layers_change_and_few_are_made_of_many_layers() -> None:
-    cost = cost_of(deep(400), cluster_of())
-    cells = cells_of(cost)
-    assert cells[0] == 0
-    assert cells[-1] == len(cost.tensors) == 400
-    assert 8 < len(cells) < 60
-    assert all(cost.layers[place - 1] != cost.layers[place] for place in cells[1:-1])
-
-
 @each("every_tensor", [False, True])
 def test_push_and_pull_take_fewer_bytes_on_a_slow_link(every_tensor: bool) -> None:
     """Never slower than without, nor than espresso with them; here a third faster."""
@@ -238,29 +228,3 @@ def test_push_and_pull_take_fewer_bytes_on_a_slow_link(every_tensor: bool) -> No
             for message in pushing.messages
             if collectives.get(message.exchange) is not None
         )
-
-
-def test_what_follows_a_gather_counts() -> None:
-    """A merge that takes long makes sparse messages as much longer."""
-    profile = profile_of(([1_000_000], 0.0, 0.01))
-    group = MixedGroup(0, 1, (Way.EARLY,))
-    free = cost_of(profile, cluster_of()).seconds([group])
-    line = LineFit(alpha_s=0.5, per_unit_s=1e-7)
-    codec = CodecFit(encode=cluster_of().codecs["dgc"].encode, decode=NOTHING, merge=line)
-    codecs = {"dgc": codec, "selective": codec}
-    slow = cost_of(profile, cluster_of().model_copy(update={"codecs": codecs})).seconds([group])
-    assert slow - free == pytest.approx(line.seconds(8 * 1_000_000), rel=1e-3)
-
-
-@each(
-    "settings, words",
-    [
-        ({"sparsifier": "onebit"}, "setting of onebit"),
-        ({"density": 2.0}, "density"),
-        ({"every_tensor": 1}, "every_tensor must be True or False"),
-        ({"divisible": "yes"}, "divisible must be True or False"),
-    ],
-)
-def test_settings_that_there_are_not(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(InvalidSetting, match=words):
-        partial(selective_fusion, **settings)(profile_of(([9], 0.1, 0.1)), cluster_of())

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import random
 import sys
-from functools import partial
 
-import optuna
 import pytest
 
 from gradwire.contract.registry import load, names
@@ -21,7 +18,6 @@ from gradwire.planning.planner_settings import WholeNumbers, settings_of
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.bytescheduler import bytescheduler
-from gradwire_lab.planner.usbyte_extended import usbyte_extended
 from gradwire_lab.planning.tune import search_space, tune
 from tests.each import each
 from tests.planning.profiles import TEN_GBIT, exact_cluster, random_instance
@@ -31,6 +27,7 @@ SMALL = profile_of(*[([2**18 << place], 2e-3, 4e-3) for place in range(5)])
 """Layers of 1 to 16 MiB."""
 
 
+@pytest.mark.smoke
 @each("name", names("planner"))
 def test_search_holds_settings_and_their_defaults(name: str) -> None:
     planner = load("planner", name)
@@ -89,25 +86,6 @@ def test_the_same_seed_gives_the_same_plan_and_others_try_other_settings() -> No
     assert tried[0][0] == bytescheduler(SMALL, EIGHT).settings
 
 
-def test_an_objective_of_ones_own_decides_and_is_asked_once_a_setting() -> None:
-    asked: list[tuple[object, ...]] = []
-
-    def most_messages(plan: Plan) -> float:
-        asked.append(tuple(plan.settings.values()))
-        return -len(plan.messages)
-
-    plan = tune("bytescheduler", SMALL, EIGHT, objective=most_messages, trials=25)
-    assert len(asked) == len(set(asked)) <= 25
-    assert len(plan.messages) > len(bytescheduler(SMALL, EIGHT).messages)
-
-
-def test_bound_settings_stay() -> None:
-    planner = partial(partial(usbyte_extended, trials=0), credit=1)
-    assert list(search_space(planner)) == ["basic_partition_bytes"]
-    plan = tune(planner, SMALL, EIGHT, trials=8)
-    assert (plan.settings["credit"], plan.settings["trials"]) == (1, 0)
-
-
 def test_a_planner_without_search_is_its_plan_and_needs_no_optuna(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -119,42 +97,10 @@ def test_a_planner_without_search_is_its_plan_and_needs_no_optuna(
     assert tune("wfbp", SMALL, EIGHT) == load("planner", "wfbp")(SMALL, EIGHT)
 
 
-def test_optuna_says_nothing_and_speaks_as_before_afterwards(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    before = optuna.logging.get_verbosity()
-    try:
-        optuna.logging.set_verbosity(logging.INFO)
-        capfd.readouterr()
-        tune("bytescheduler", SMALL, EIGHT, trials=4)
-        assert capfd.readouterr() == ("", "")
-        assert optuna.logging.get_verbosity() == logging.INFO
-        with pytest.raises(ZeroDivisionError):
-            tune("bytescheduler", SMALL, EIGHT, objective=lambda plan: 1 / 0)
-        assert optuna.logging.get_verbosity() == logging.INFO
-    finally:
-        optuna.logging.set_verbosity(before)
-
-
 @each("result", [math.nan, None, "fast"])
 def test_an_objective_that_gives_no_number(result: float) -> None:
     with pytest.raises(InvalidSetting, match="for a plan of 'bytescheduler' must be a number"):
         tune("bytescheduler", SMALL, EIGHT, objective=lambda plan: result)
-
-
-def test_infinity_is_never_chosen() -> None:
-    def only_one_at_a_time(plan: Plan) -> float:
-        return 1.0 if plan.credit == 1 else math.inf
-
-    plan = tune("bytescheduler", SMALL, EIGHT, objective=only_one_at_a_time, trials=30)
-    assert plan.credit == 1
-
-
-def test_where_all_are_infinite_any_will_do() -> None:
-    plan = tune("bytescheduler", SMALL, EIGHT, objective=lambda plan: math.inf, trials=3)
-    assert sum(chunk.numel for message in plan.messages for chunk in message.chunks) == sum(
-        tensor.numel for layer in SMALL.layers for tensor in layer.tensors
-    )
 
 
 def narrow(profile: Profile, cluster: Cluster, *, partition_bytes: int = 2**16) -> Plan:

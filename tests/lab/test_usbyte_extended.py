@@ -10,21 +10,16 @@ import pytest
 from gradwire.planning import catalogue
 from gradwire.planning.buckets import buckets
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.fit import LineFit
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.planner.usbyte_extended import merged_buckets, usbyte_extended
-from gradwire_lab.planning.tune import search_space
 from tests.each import each
 from tests.planning.profiles import (
     TEN_GBIT,
     exact_cluster,
     random_instance,
-    vgg16,
 )
-
-EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
 
 
 @each("credit", [1, 4])
@@ -44,11 +39,7 @@ def test_the_extensions_never_make_it_longer_and_sometimes_much_shorter(credit: 
     assert max(gains) > 1.5
 
 
-def test_the_extended_planner_bears_another_name() -> None:
-    assert usbyte_extended(vgg16(), EIGHT).planner == "usbyte_extended"
-    assert set(search_space(usbyte_extended)) == {"basic_partition_bytes", "credit"}
-
-
+@pytest.mark.smoke
 def test_merging_joins_small_neighbours_only() -> None:
     """alpha is 1 s and a byte takes 1/64: below 8 times 64 bytes everything is merged."""
     small = [([4], 0.125, 0.125)] * 6
@@ -66,24 +57,9 @@ def test_resnet50_on_128_ranks_is_4_times_as_fast_with_layers_merged() -> None:
     assert papers_s / merged_s == pytest.approx(4.8, abs=0.05)
 
 
-def test_where_bytes_cost_nothing_all_layers_are_one() -> None:
-    profile = profile_of(([64], 1.0, 0.125), ([64], 0.125, 0.125), ([900], 0.125, 0.125))
-    line = LineFit(alpha_s=0.5, per_unit_s=0.0)
-    cluster = Cluster(num_ranks=2, rate_bytes_per_s=1e6, collectives={"all_reduce": line})
-    plan = usbyte_extended(profile, cluster, credit=1)
-    assert len(plan.messages) == 1
-
-
 def test_merged_layers_keep_dtypes_apart() -> None:
     profile = profile_of(*[([8, 8], 0.01, 0.01)] * 4, dtypes=MIXED)
     cut = merged_buckets(buckets(profile), math.inf)
     assert [bucket.dtype for bucket in cut] == [b.dtype for b in buckets(profile)]
     alike = merged_buckets(buckets(profile_of(*[([8, 8], 0.01, 0.01)] * 4)), math.inf)
     assert [(bucket.layer, bucket.numel) for bucket in alike] == [(0, 64)]
-
-
-def test_credit_is_what_the_plan_uses_at_most() -> None:
-    profile, alone = vgg16(), profile_of(([64], 1.0, 1.0))
-    many = Cluster(num_ranks=128, rate_bytes_per_s=TEN_GBIT)
-    assert usbyte_extended(profile, many, credit=4).credit == 4
-    assert usbyte_extended(alone, many, credit=4).credit == 1

@@ -19,10 +19,8 @@ from gradwire.planning.measure.layers import profile
 from gradwire_lab.planning.index_sets import unit_sparsity
 from gradwire_lab.planning.zeros import (
     measure_group_sparsity,
-    measure_handling,
     measure_sparsity,
 )
-from tests.each import each
 from tests.runtime.ranks import Ranks
 
 ROWS, WIDTH = 600, 8
@@ -54,6 +52,7 @@ def steps(model: nn.Module, seed: int = 0) -> Callable[[], None]:
     return step
 
 
+@pytest.mark.smoke
 def test_a_model_in_one_process() -> None:
     model = Model()
     before = {name: p.clone() for name, p in model.state_dict().items()}
@@ -103,13 +102,6 @@ def test_what_a_sparsifier_takes() -> None:
         measure_sparsity(model, steps(model), compressor="onebit")
 
 
-@each("number", [0, 1, 129])
-def test_wrong_numbers_of_gradients(number: int) -> None:
-    model = Model()
-    with pytest.raises(InvalidSetting, match="num_gradients must be 2 to 128"):
-        measure_sparsity(model, steps(model), num_gradients=number)
-
-
 def test_one_batch_for_all_steps_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     model, words = Model(), torch.arange(10)
     with caplog.at_level(logging.WARNING, logger="gradwire"):
@@ -119,24 +111,11 @@ def test_one_batch_for_all_steps_is_warned_of(caplog: pytest.LogCaptureFixture) 
     assert "the same batch" in caplog.text
 
 
-def test_a_dense_model_has_no_sparse_tensors() -> None:
-    model = nn.Linear(9, 9)
-    found = measure_sparsity(
-        model, lambda: model(torch.ones(2, 9)).sum().backward(), num_gradients=2
-    )
-    assert found.tensors == ()
-
-
 def test_it_belongs_to_the_profile_of_the_same_model() -> None:
     model = Model()
     layers = profile(model, steps(model), iterations=1, batch_size=30)
     whole = layers.with_sparsity(measure_sparsity(model, steps(model), num_gradients=2))
     assert Profile.parse(whole.to_json()) == whole
-
-
-def test_handling_is_measured() -> None:
-    found = measure_handling()
-    assert 0 < found.scan_s < found.entry_s
 
 
 @pytest.fixture(scope="module")

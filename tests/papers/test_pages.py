@@ -28,6 +28,7 @@ def missing(contents: tuple[Item, ...], num_figures: int, num_tables: int) -> se
     return printed ^ {one.place for one in contents if re.match("figure|table", one.place)}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", names())
 def test_every_table_and_figure_is_listed_once(name: str) -> None:
     contents = page(name).contents
@@ -36,6 +37,7 @@ def test_every_table_and_figure_is_listed_once(name: str) -> None:
     assert len(set(places)) == len(places)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", names())
 def test_every_figure_here_shows_something_listed(name: str) -> None:
     paper = page(name)

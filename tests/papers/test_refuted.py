@@ -349,6 +349,7 @@ def is_verdict(node: ast.AST) -> bool:
     return not (isinstance(agrees, ast.Constant) and agrees.value is None)
 
 
+@pytest.mark.smoke
 def test_every_rule_can_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that no test here feeds is found as well: it was never seen to disagree."""
     refuted: set[tuple[str, str]] = set()
@@ -372,6 +373,7 @@ def test_every_rule_can_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts() - refuted == set()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("rules", RULES)
 def test_no_effect_is_found_where_there_is_none(rules: Callable[[Make], Iterator[Claim]]) -> None:
     said = [claim.says for claim in judged(rules, None) if claim.agrees is True]

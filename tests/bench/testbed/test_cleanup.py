@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire_bench.testbed.hosts import Testbed, available, shaped_hosts
+from gradwire_bench.testbed.hosts import Testbed, shaped_hosts
 
 OWNER = Path(__file__).with_name("owner.py")
 NOBODY = 65534
@@ -92,6 +92,7 @@ def test_an_ended_owner_leaves_nothing(number: signal.Signals, duration: str) ->
     assert still_running(keepers | ranks) == set()
 
 
+@pytest.mark.smoke
 def test_an_exception_in_the_block_leaves_nothing(duration: str) -> None:
     with start(duration, "raise") as owner:
         _, keepers = announced(owner)
@@ -172,8 +173,3 @@ def test_a_testbed_of_a_living_owner_is_left_alone(duration: str) -> None:
             assert {pid for pid in ranks if is_running(pid)} == ranks
         owner.send_signal(signal.SIGINT)
         owner.communicate(timeout=60)
-
-
-def test_available_names_the_way() -> None:
-    ways = {"user namespace"} | ({"root"} if os.geteuid() == 0 else set())
-    assert available().kind in ways

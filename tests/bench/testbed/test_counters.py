@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
-from gradwire.errors import TestbedUnavailable
-from gradwire_bench.testbed.counters import LOOPBACK, own_counters, parse_counters, read_counters
+from gradwire_bench.testbed.counters import LOOPBACK, own_counters, parse_counters
 
 LISTING = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop
@@ -39,12 +37,3 @@ def test_own_counters_fall_back_to_loopback(monkeypatch: pytest.MonkeyPatch) -> 
     added = own_counters().since(before)
     assert (added.interface, added.shared) == (LOOPBACK, True)
     assert added.tx_bytes > 0
-
-
-def test_a_missing_interface_is_named(tmp_path: Path) -> None:
-    listing = tmp_path / "dev"
-    listing.write_text(LISTING)
-    with pytest.raises(TestbedUnavailable, match="wlan7"):
-        read_counters(listing, "wlan7")
-    with pytest.raises(TestbedUnavailable, match="they need Linux"):
-        read_counters(tmp_path / "absent", "eth0")

@@ -18,7 +18,6 @@ from gradwire_bench.testbed.hosts import (
     Hosts,
     Testbed,
     available,
-    loopback_hosts,
     open_hosts,
     shaped_hosts,
 )
@@ -40,6 +39,7 @@ def transfer(hosts: Hosts, size_bytes: int) -> tuple[float, list[str], list[Inte
     return float(seconds), words, added
 
 
+@pytest.mark.smoke
 @pytest.mark.netns
 @pytest.mark.parametrize("num_senders", [1, 3])
 def test_the_rate_limits_and_is_reached(num_senders: int) -> None:
@@ -63,14 +63,6 @@ def test_the_rate_of_links_can_be_changed() -> None:
     assert seconds > 0.8 * 1_000_000 / (slow.rate_bytes_per_s * PAYLOAD_SHARE)
 
 
-def test_plain_loopback_has_no_rate_to_change() -> None:
-    with (
-        loopback_hosts(Testbed(hosts=2)) as hosts,
-        pytest.raises(TestbedUnavailable, match="loopback"),
-    ):
-        hosts.change_rate(Testbed(hosts=2))
-
-
 @pytest.mark.netns
 def test_ranks_of_one_host_do_not_use_its_link() -> None:
     """Rank 0 receives from three ranks, of which one is on its own host."""
@@ -82,6 +74,7 @@ def test_ranks_of_one_host_do_not_use_its_link() -> None:
         Testbed(ranks_per_host=0)
 
 
+@pytest.mark.smoke
 @pytest.mark.netns
 def test_the_counters_count() -> None:
     size_bytes = 400_000
@@ -96,13 +89,6 @@ def test_the_counters_count() -> None:
     assert name == "eth0"
     assert 0 < int(own_tx_bytes) <= added[0].tx_bytes
     assert 2 * size_bytes < int(own_rx_bytes) <= added[0].rx_bytes
-
-
-@pytest.mark.netns
-def test_idle_hosts_send_nothing() -> None:
-    with shaped_hosts(Testbed(hosts=3)) as hosts:
-        counters = hosts.read_counters()
-    assert [(one.tx_bytes, one.rx_bytes) for one in counters] == [(0, 0)] * 3
 
 
 @pytest.mark.netns
@@ -176,27 +162,6 @@ def test_what_a_kernel_lacks_is_named(tool: str, said: str, reason: str) -> None
     assert reason in netns._explain_batch(tool, said)
 
 
-def answer(words: str) -> tuple[int, ...]:
-    """What is made of a holder's first line."""
-    with subprocess.Popen(["echo", words], stdout=subprocess.PIPE, text=True) as holder:
-        return netns._read_pids(holder, "bbr")
-
-
-def test_a_kernel_that_makes_no_namespaces_is_named() -> None:
-    assert answer("ready 12 13") == (12, 13)
-    with pytest.raises(TestbedUnavailable, match=r"namespaces \(Operation not permitted\)"):
-        answer("denied Operation not permitted")
-    with pytest.raises(TestbedUnavailable, match="holder ended"):
-        answer("")
-    with pytest.raises(InvalidSetting, match="got 'bbr'; leave it empty"):
-        answer("congestion No such file or directory")
-
-
-def test_outside_linux_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(netns.sys, "platform", "darwin")
-    assert available().reason == "network namespaces need Linux"
-
-
 def test_loopback_stands_in_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,26 +178,3 @@ def test_loopback_stands_in_and_says_so_once(
     assert [record.getMessage() for record in caplog.records] == [
         "no shaped links, running on plain loopback at full speed: the kernel has no tbf shaper"
     ]
-
-
-def test_loopback_runs_the_same_program() -> None:
-    with loopback_hosts(Testbed(hosts=3)) as hosts:
-        command = [sys.executable, TRANSFER, "1000000"]
-        exits = launch(hosts, command, output="none", timeout_s=100, check=True)
-        counters = hosts.read_counters()
-    assert " ".join(exits[0].last_lines).split()[3] == hosts.interface
-    assert all(one.shared for one in counters)
-
-
-@each(
-    "settings, accepted",
-    [
-        ({"hosts": 0}, "between 1 and 254"),
-        ({"rate_bytes_per_s": -1.0}, "between 12500"),
-        ({"mtu": 100}, "between 576"),
-        ({"burst_s": -1.0}, "between 0 and 1"),
-    ],
-)
-def test_a_wrong_setting_is_refused(settings: dict[str, float], accepted: str) -> None:
-    with pytest.raises(InvalidSetting, match=accepted):
-        Testbed(**settings)  # type: ignore[arg-type]

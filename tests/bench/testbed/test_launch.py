@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from importlib import import_module
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.errors import InvalidSetting, RankFailed
+from gradwire.errors import RankFailed
 from gradwire_bench.testbed.hosts import Hosts, Testbed, loopback_hosts
 from gradwire_bench.testbed.launch import exit_code, failure_text, first_failure, launch
 
@@ -50,6 +49,7 @@ def test_threads_are_shared_out_unless_set(hosts: Hosts, monkeypatch: pytest.Mon
     assert (shared[0].last_lines, given[0].last_lines) == (("2",), ("5",))
 
 
+@pytest.mark.smoke
 def test_a_crashing_rank_is_named_and_the_others_are_ended(hosts: Hosts) -> None:
     script = "echo from $RANK; [ $RANK != 1 ] || exit 9; exec sleep 60"
     started_s = time.monotonic()
@@ -62,12 +62,6 @@ def test_a_crashing_rank_is_named_and_the_others_are_ended(hosts: Hosts) -> None
     assert exit_code(exits) == 9
     assert failure_text(exits).startswith("rank 1 failed first, with exit code 9 after ")
     assert "from 1" in failure_text(exits)
-
-
-def test_the_grace_period_lets_others_finish(hosts: Hosts) -> None:
-    script = "[ $RANK != 1 ] || exit 9; sleep 0.2; echo done"
-    exits = launch(hosts, shell(script), output="none", grace_s=20)
-    assert [one.last_lines for one in exits] == [("done",), (), ("done",)]
 
 
 def test_check_raises_with_the_signal_that_killed_it(hosts: Hosts) -> None:
@@ -134,12 +128,3 @@ def test_rank_0_passes_through_and_others_are_prefixed(
     assert capfd.readouterr() == ("out 0\n", "err 0\n")
     launch(hosts, shell(script), output="none", check=True)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_users_mistakes_are_refused(hosts: Hosts) -> None:
-    with pytest.raises(InvalidSetting, match="'no-such-program'"):
-        launch(hosts, ["no-such-program"])
-    with pytest.raises(InvalidSetting, match="command"):
-        launch(hosts, [])
-    with pytest.raises(InvalidSetting, match="timeout_s"):
-        launch(hosts, [sys.executable], timeout_s=0)

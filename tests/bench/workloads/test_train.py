@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from math import isclose
 
 import pytest
@@ -17,16 +16,13 @@ from gradwire.compress.dgc import dgc
 from gradwire.compress.none import none
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
-from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import residuals
 from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.planning.default_fusion import default_messages
 from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
 from gradwire_bench.workloads.train import (
-    History,
     Replicas,
-    Schedule,
     layer_sizes,
     train,
     without_momentum,
@@ -76,6 +72,7 @@ def parameters_of(replicas: Replicas) -> torch.Tensor:
     return nn.utils.parameters_to_vector(replicas.model.parameters()).detach()
 
 
+@pytest.mark.smoke
 def test_dense_replicas_are_one_process_with_the_whole_batch() -> None:
     replicas = Replicas(task(), exchange_for(none()), WORLD)
     for _ in range(5):
@@ -139,12 +136,6 @@ def test_loss_goes_down_and_a_second_run_is_the_same(name: str) -> None:
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
 
 
-def test_scores_are_spread_over_the_steps() -> None:
-    history = train(task(), EXCHANGES["none"](), world=2, num_steps=7, num_scores=3)
-    assert [step for step, _ in history.scores] == [2, 4, 7]
-    assert history.scores[-1][1] < history.scores[0][1]
-
-
 def test_what_is_noted_of_a_sparsifier() -> None:
     history = train(task(), EXCHANGES["topk"](), world=WORLD, num_steps=4)
     num_kept = round(0.1 * sum(layer_sizes(task())))
@@ -162,37 +153,6 @@ def test_error_is_the_mean_of_the_norms_of_residuals() -> None:
     assert isclose(replicas.history.errors[0], sum(norms) / WORLD, rel_tol=1e-6)
 
 
-def test_a_history_goes_into_json_and_back() -> None:
-    history = train(task(), EXCHANGES["none"](), world=2, num_steps=4, num_scores=2)
-    assert History.from_json(history.to_json()) == history
-
-
-def test_seeds_differ() -> None:
-    losses = [
-        train(task(seed), EXCHANGES["none"](), world=2, num_steps=1).losses for seed in (0, 1)
-    ]
-    assert losses[0] != losses[1]
-    places = product((0, 1), repeat=3)
-    draws = {random_of(seed, step, rank, 2).initial_seed() for seed, step, rank in places}
-    assert len(draws) == 8
-
-
-def test_the_schedule_goes_up_and_down() -> None:
-    rates = [Schedule(100, 10)(step) for step in range(100)]
-    assert max(rates) == rates[9] == rates[10] == 1.0
-    assert rates[:10] == sorted(rates[:10])
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert 0 < rates[-1] < 0.01
-
-
-def test_momentum_may_be_left_to_the_exchange() -> None:
-    made = without_momentum(task()).make_optimizer(make_model().parameters())
-    assert [group["momentum"] for group in made.param_groups] == [0.0]
-    adam = replace(task(), make_optimizer=torch.optim.Adam)
-    with pytest.raises(InvalidSetting, match="momentum"):
-        without_momentum(adam).make_optimizer(make_model().parameters())
-
-
 def test_momentum_in_the_exchange_leaves_weights_to_decay_as_fast() -> None:
     """Decay that is outside momentum is a tenth of what momentum of 0.9 makes of it."""
     rates = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.02}
@@ -204,12 +164,3 @@ def test_momentum_in_the_exchange_leaves_weights_to_decay_as_fast() -> None:
         moved.step()
     apart = parameters_of(dense) - parameters_of(moved)
     assert apart.norm() < 0.1 * parameters_of(dense).norm()  # 0.27 of it with a tenth of the decay
-
-
-def test_scoring_leaves_the_model_in_training() -> None:
-    model = nn.Sequential(nn.Dropout(0.5), make_model())
-    value = mean_over(model, class_loss, draw(0, 0, 1, batch=30), 7)
-    assert model.training
-    assert value == mean_over(model, class_loss, draw(0, 0, 1, batch=30), 7)  # nothing is dropped
-    whole = class_loss(model.eval(), *draw(0, 0, 1, batch=30))
-    assert value == pytest.approx(whole.item(), rel=1e-5)
