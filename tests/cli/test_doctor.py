@@ -47,11 +47,6 @@ def test_json_has_the_same_sections(gradwire: Run) -> None:
     assert rows["CPU kernels"]["backend"] in ("cpp", "reference")
 
 
-def test_other_ranks_stay_silent(gradwire: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    assert gradwire("doctor", "--no-link") == Ended(0, "", "")
-
-
 def test_interfaces_come_from_the_system(tmp_path: Path) -> None:
     for name, state, speed in (("slow9", "up", "1000"), ("dark9", "down", "-1")):
         (tmp_path / name).mkdir()
@@ -60,23 +55,6 @@ def test_interfaces_come_from_the_system(tmp_path: Path) -> None:
         (tmp_path / name / "mtu").write_text("1500\n")
     (row,) = diagnosis.interfaces(["slow9", "dark9"], tmp_path)
     assert row == {"name": "slow9", "mtu": 1500, "speed_bytes_per_s": 125e6, "addresses": []}
-
-
-def test_interfaces_are_the_kernels_where_sys_is_not_mounted(tmp_path: Path) -> None:
-    """Else every name in GLOO_SOCKET_IFNAME would be called no interface of this host."""
-    rows = {row["name"]: row for row in diagnosis.interfaces(folder=tmp_path / "absent")}
-    assert rows["lo"] == {
-        "name": "lo",
-        "mtu": None,
-        "speed_bytes_per_s": None,
-        "addresses": rows["lo"]["addresses"],
-    }
-    assert "127.0.0.1" in rows["lo"]["addresses"]
-
-
-def test_only_relevant_variables_are_shown() -> None:
-    shown = diagnosis.environment({"NCCL_DEBUG": "INFO", "HOME": "/root", "RANK": "0"})
-    assert [row["name"] for row in shown] == ["NCCL_DEBUG", "RANK"]
 
 
 @each(
@@ -120,19 +98,6 @@ def test_the_seconds_for_a_name_are_measured(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == ["10.0.0.2"]
 
 
-def test_an_address_that_no_server_names_is_told() -> None:
-    """Each connection to torch's store would wait as long."""
-    rows: list[Row] = [
-        {"name": "lo", "addresses": ["127.0.0.1"]},
-        {"name": "eth0", "addresses": ["10.0.0.2", "fe80::1"]},
-        {"name": "eth1", "addresses": []},
-    ]
-    assert diagnosis.outer_addresses(rows) == ["10.0.0.2"]
-    (warning,) = diagnosis.naming_warnings({"10.0.0.2": 5.005, "10.0.0.3": 0.01})
-    assert warning["problem"] == "no name for 10.0.0.2 within 5.0 s"
-    assert "RES_OPTIONS=attempts:0" in str(warning["remedy"])
-
-
 @each(
     "variables, num_cores, remedy",
     [
@@ -162,12 +127,6 @@ def test_missing_parts_are_named() -> None:
     fine: list[Row] = [{"name": "shaped hosts", "available": True, "reason": "as root"}]
     cpp: list[Row] = [{"name": "CPU kernels", "backend": "cpp"}]
     assert diagnosis.part_warnings(fine, cpp, [], backends, bare[:1]) == []
-
-
-def test_versions_name_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "installed_version", lambda name: None)
-    rows = {row["name"]: row["value"] for row in diagnosis.versions()}
-    assert {name: rows[name] for name in diagnosis.REPORT} == {"matplotlib": None, "jinja2": None}
 
 
 @each(

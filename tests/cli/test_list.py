@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from gradwire.contract.registry import KINDS, load, names
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import ErrorFeedback
@@ -72,21 +70,6 @@ def test_a_name_prints_its_page_with_what_was_measured(gradwire: Run) -> None:
     figures = [row for row in measured.split("\n") if row.startswith("| topk |")]
     assert len(figures) > 3
     assert [row for row in figures if row not in out] == []
-
-
-def test_a_terminal_shows_the_page_and_no_marks(
-    gradwire: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    out = gradwire("list", "topk").out
-    assert "Arguments:" in out
-    assert "**Arguments:**" not in out
-
-
-def test_a_name_of_two_kinds_prints_both_pages(gradwire: Run) -> None:
-    rows = json.loads(gradwire("list", "zen", "--json").out)["rows"]
-    assert [row["kind"] for row in rows] == ["collective", "planner"]
-    assert [row["page"].partition("\n")[0] for row in rows] == ["# zen", "# zen"]
 
 
 def test_what_is_not_there_is_refused(gradwire: Run) -> None:

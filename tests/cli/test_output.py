@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import platform
-from pathlib import Path
 
 import pytest
 
@@ -71,28 +69,6 @@ def test_the_machine_is_described() -> None:
     assert isinstance(found["memory_bytes"], int)
     assert found["memory_bytes"] > 2**20
     assert json.loads(json.dumps(found)) == found
-
-
-def test_a_processor_without_a_name_is_of_some_kind(tmp_path: Path) -> None:
-    listing = tmp_path / "cpuinfo"
-    listing.write_text("processor : 0\nmodel name : A Processor\n", encoding="utf-8")
-    assert output.cpu_model(listing) == "A Processor"
-    for text in ("processor : 0\nCPU part : 0xd0c\n", ""):
-        listing.write_text(text, encoding="utf-8")
-        assert output.cpu_model(listing) in (platform.processor(), platform.machine())
-    assert output.cpu_model(tmp_path / "absent") == output.cpu_model(listing)
-
-
-def test_a_distribution_that_is_not_installed_has_no_version() -> None:
-    assert output.installed_version("gradwire") == __version__
-    assert output.installed_version("no-such-distribution-of-anybody") is None
-
-
-def test_progress_says_nothing_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    with output.progress("working", total=2) as advance:
-        advance()
-        advance(note="half")
-    assert capsys.readouterr() == ("", "")
 
 
 def test_progress_is_shown_on_a_terminal(

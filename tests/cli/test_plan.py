@@ -42,12 +42,6 @@ def test_a_row_a_message_with_its_times_under_the_model(gradwire: Gradwire) -> N
     assert str(rows[0]["behind"]).startswith("backward of ")
 
 
-def test_lanes_are_shown_where_there_are_several(gradwire: Gradwire) -> None:
-    words = ("plan", "--model", "vgg16", "--planner", "bytescheduler", "--json")
-    rows = _rows(gradwire(*words, "--set", "credit=3", "--set", "partition_bytes=32MiB"))
-    assert [row["lane"] for row in rows[:4]] == [0, 1, 2, 0]
-
-
 def test_out_and_show_are_the_same_plan(gradwire: Gradwire, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
     words = ("--planner", "bytescheduler", "--set", "partition_bytes=16MiB", "--set", "credit=1")
@@ -113,13 +107,3 @@ def test_mistakes_are_answered(gradwire: Gradwire, words: tuple[str, ...], said:
     ended = gradwire("plan", *words)
     assert (ended.code, ended.out) == (2, "")
     assert said in ended.err
-
-
-def test_a_plan_of_another_model_is_refused(gradwire: Gradwire, tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    usbyte(VGG16, EIGHT).save(path)
-    ended = gradwire("plan", "--show", str(path), "--model", "resnet50")
-    assert ended.code == 2
-    assert "made for model 'vgg16', and the profile is of 'resnet50'" in ended.err
-    usbyte(VGG16, EIGHT).model_copy(update={"model": "mine"}).save(path)
-    assert "give its profile with --model" in gradwire("plan", "--show", str(path)).err

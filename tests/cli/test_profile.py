@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from gradwire.cli.commands import profile as verb
-from gradwire.errors import InvalidSetting
 from gradwire.planning.data.cluster import VERBS, Cluster, CodecFit
 from gradwire.planning.data.fit import fit_line
 from gradwire.planning.data.profile import Profile
-from gradwire_bench.report import profile_pictures
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import run_ranks
 from tests.cli.conftest import Ended
@@ -121,19 +119,6 @@ def test_a_catalogue_model_asks_for_the_cluster_only(
     }
 
 
-def test_other_ranks_stay_silent(
-    gradwire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(verb, "_launched", lambda rate, codecs: CLUSTER)
-    assert gradwire("profile", "vgg16", "--out", str(tmp_path)) == Ended(0, "", "")
-    assert list(tmp_path.iterdir()) == []
-    ended = gradwire("profile", "vgg16", "--hosts", "2")
-    assert ended.code == 2
-    assert "left out under torchrun" in ended.err
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -187,9 +172,3 @@ def test_hosts_are_really_measured() -> None:
     assert (cluster.num_ranks, tuple(cluster.collectives)) == (2, VERBS)
     assert tuple(cluster.codecs) == ("none",)
     assert all(0 <= fraction <= 1 for fraction in told)
-
-
-def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
-    stated = Cluster(num_ranks=2, rate_bytes_per_s=1e6)
-    with pytest.raises(InvalidSetting, match="nothing to draw"):
-        profile_pictures.draw((), stated, tmp_path / "none.png", title="")

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.errors import InvalidSetting
 from gradwire.planning.data.profile import Profile
-from gradwire_bench.report import profile_pictures
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -72,19 +70,6 @@ def test_json_and_a_sparsifier(gradwire: Run, script: Path, tmp_path: Path) -> N
     found = Profile.load(tmp_path / "profile.json").sparsity
     assert found is not None
     assert (found.compressor, found.settings) == ("topk", {"density": 0.1})
-
-
-def test_a_dense_model_is_no_mistake(gradwire: Run, script: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "all.png"
-    words = ("--sparsity", "--batches", "2", "--iterations", "1", "--out", str(tmp_path))
-    ended = gradwire("profile", f"{script}:build_dense", *words, "--picture", str(picture))
-    assert ended.code == 0
-    assert "no gradient is sparse" in ended.out
-    assert not (tmp_path / "all-sparsity.png").exists()
-    found = Profile.load(tmp_path / "profile.json").sparsity
-    assert found is not None
-    with pytest.raises(InvalidSetting, match="nothing to draw"):
-        profile_pictures.draw_sparsity(found, tmp_path / "none.png", title="")
 
 
 @pytest.mark.parametrize(

@@ -87,15 +87,6 @@ def test_a_rank_that_ends_early_is_named() -> None:
     assert "already ended: rank 2" in message
 
 
-def test_a_message_nobody_sends() -> None:
-    def text(rank: int) -> Steps[None]:
-        if rank == 0:
-            yield Recv(1, torch.empty(3))
-
-    with pytest.raises(Deadlock, match=r"rank 0 waits in Recv\(3 elements from rank 1\).*rank 1$"):
-        drive([text(0), text(1)])
-
-
 def test_different_collectives_are_refused() -> None:
     def text(rank: int) -> Steps[None]:
         yield AllReduce(values(rank)) if rank else AllGather(torch.empty(8), values(rank))
@@ -123,14 +114,6 @@ def test_both_ends_of_a_message_must_agree(arrived: Tensor) -> None:
         yield Recv(0, arrived) if rank else Send(1, values(0))
 
     with pytest.raises(InvalidSetting, match=r"rank 0 sends 4 torch.float32 to rank 1, which rec"):
-        drive([text(0), text(1)])
-
-
-def test_all_to_all_sizes_must_agree() -> None:
-    def text(rank: int) -> Steps[None]:
-        yield AllToAll(torch.empty(4), values(rank), (2, 2), (3, 1) if rank else (2, 2))
-
-    with pytest.raises(InvalidSetting, match=r"rank 0 expects \(2, 2\) elements in an all-to-all"):
         drive([text(0), text(1)])
 
 
@@ -164,16 +147,6 @@ def test_what_collectives_mean() -> None:
     assert outcome.sent_bytes == [21 + 32 + 32 + 0 + 8, 21 + 32 + 32 + 32 + 8, 21 + 32 + 32 + 0 + 8]
 
 
-def test_computes_of_one_group_return_their_own_results() -> None:
-    def text() -> Steps[tuple[int, ...]]:
-        single = yield Compute("encode", lambda: 7)
-        both = yield Compute("encode", lambda: 1), Compute("merge", lambda: 2)
-        none = yield ()
-        return (single, *both, *none)
-
-    assert drive([text()], seed=3).results == [(7, 1, 2)]
-
-
 def test_messages_between_two_ranks_keep_their_order() -> None:
     def text(rank: int) -> Steps[list[list[float]]]:
         if rank == 0:
@@ -204,13 +177,6 @@ def order_of(seed: int) -> list[int]:
 
 def test_one_seed_one_interleaving() -> None:
     assert order_of(5) == order_of(5)
-
-
-def test_other_seeds_really_interleave_otherwise() -> None:
-    orders = {tuple(order_of(seed)) for seed in range(20)}
-    assert len(orders) == 20
-    assert all(sorted(order) == sorted([0, 1, 2, 3] * 3) for order in orders)
-    assert any(order != tuple(sorted(order)) for order in orders)
 
 
 def test_verbs_reach_a_hosts_ranks_and_those_of_the_same_place() -> None:
@@ -252,8 +218,3 @@ def test_a_send_and_a_receive_of_other_levels_do_not_meet() -> None:
 
     with pytest.raises(Deadlock, match="rank 2 waits in Recv"):
         drive([text(rank) for rank in range(4)], ranks_per_host=2)
-
-
-def test_unequal_hosts_are_refused() -> None:
-    with pytest.raises(InvalidSetting, match="number of ranks must be a multiple of ranks_per_ho"):
-        drive([iter(()) for _ in range(5)], ranks_per_host=2)  # type: ignore[misc]

@@ -17,7 +17,6 @@ from gradwire.contract.registry import examples
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
 from gradwire.exchange.local import drive
-from gradwire.exchange.sparse_schemes import OF_ROWS
 from gradwire_lab.laws.collectives import Undefined
 from tests.each import each
 from tests.strategies import bounded
@@ -80,17 +79,6 @@ def test_all_ways_give_the_same_bits(counts: list[int], dtype: torch.dtype, seed
         torch.testing.assert_close(values, exact[union].to(dtype))
 
 
-def test_no_rows_anywhere_take_no_way() -> None:
-    none = torch.zeros(0, dtype=torch.int64), torch.zeros(0, WIDTH)
-    found, members = averaged([none, none, none], SERVED)
-    assert all(rows.numel() == 0 for rows, _ in found)
-    assert {me.way for me in members} == {None}
-    some = torch.tensor([4]), torch.ones(1, WIDTH)
-    found, members = averaged([none, some], SERVED)
-    assert [rows.tolist() for rows, _ in found] == [[4], [4]]
-    assert {me.way for me in members} == {"zen"}
-
-
 def test_a_step_without_parts_has_no_imbalance() -> None:
     """What is noted is of the last step: gathered rows leave nothing of an earlier one."""
     members = [Member(rank, 2) for rank in range(2)]
@@ -121,10 +109,3 @@ def test_more_rows_than_there_are_is_told() -> None:
     many = torch.arange(NUM_ROWS + 1), torch.ones(NUM_ROWS + 1, WIDTH)
     with pytest.raises(RanksDiffer, match="61 rows"):
         averaged([many, many], SERVED)
-
-
-def test_which_collectives_carry_rows() -> None:
-    """Not those that turn dense on their way, send blocks, or sum what they cannot tell apart."""
-    names = {type(one).__name__ for one in CARRYING}
-    assert names == {"allgather_sparse", "sparse_ps", "sparse_ps_broadcast", "zen"}
-    assert {scheme.__name__.removesuffix("_cost") for scheme in OF_ROWS} == names

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective.sparcml import groups
 from gradwire.contract import Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
@@ -99,13 +98,3 @@ def test_a_rank_with_another_model_is_named(scheme: gw.Collective) -> None:
     runs = [own[rank] for rank, own in enumerate(of_own)]
     with pytest.raises(RanksDiffer, match=r"rank 4 of 5 announces a payload of \d+ units"):
         drive(runs)
-
-
-def test_doubling_folds_the_ranks_beyond_a_power_of_two() -> None:
-    """Six: 4 and 5 go to 0 and 1, then neighbours, then pairs of neighbours."""
-    alone, folded, once, twice = groups(6)
-    assert alone == tuple((rank,) for rank in range(6))
-    assert folded == ((0, 4), (1, 5), (2,), (3,))
-    assert once == ((0, 1, 4, 5), (0, 1, 4, 5), (2, 3), (2, 3))
-    assert twice == (tuple(range(6)),) * 4
-    assert groups(1) == (((0,),), ((0,),))

@@ -34,20 +34,3 @@ def test_sum_of_near_max_gradients_does_not_overflow(collective, dtype: torch.dt
         assert mean_N.dtype == dtype
         # Summing on the way rounds to float16 at every rank; overflow would be inf.
         assert mean_N.tolist() == pytest.approx([60000.0] * 100, rel=2e-3)
-
-
-def test_without_prescale_the_same_sum_would_overflow() -> None:
-    codec = gw.compress.cast16(dtype=torch.float16)
-    payload, _ = codec.encode(None, torch.full((1,), 60000.0))
-    assert (payload["values"] * WORLD).isinf().all()
-    payload, _ = codec.for_world(WORLD).encode(None, torch.full((1,), 60000.0))
-    assert (payload["values"] * WORLD).isfinite().all()
-
-
-def test_prescaling_by_a_power_of_two_changes_no_decoded_bit() -> None:
-    grad_N = torch.randn(1000)
-    plain, scaled = gw.compress.cast16(), gw.compress.cast16().for_world(WORLD)
-    back = [
-        codec.decode(codec.encode(None, grad_N)[0], torch.empty(1000)) for codec in (plain, scaled)
-    ]
-    assert torch.equal(*back)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from math import log2
 
 import pytest
@@ -14,12 +13,11 @@ from torch import Tensor
 from gradwire.compress._narrow import narrow, widen, width_of
 from gradwire.compress.deft import bin_packing
 from gradwire.compress.deft.allocation import Allocation, owners
-from gradwire.compress.deft.layer_k import layer_k, shares
+from gradwire.compress.deft.layer_k import layer_k
 from gradwire.compress.deft.layer_partition import Partition, packable, partition_of, two_stage
 from gradwire.compress.deft.layerwise import select_layers
 from gradwire.contract import Member
 from gradwire.errors import RanksDiffer
-from gradwire_bench.micro.select import layer_sizes as resnet50_sizes
 from tests.each import each
 from tests.strategies import bounded
 
@@ -61,60 +59,10 @@ def test_layers_cover_every_element_and_none_is_above_its_share(
     assert bounds <= {*own.starts, 1000 * numel}  # no layer is of two tensors
 
 
-LSTM_TENSORS = (30_000 * 256, 4 * 512 * 256, 4 * 512 * 512, 2048, 2048, 30_000 * 512, 30_000)
-"""Of figure 9's language model: embedding, the cell's two matrices and biases, output."""
-TABLES = {"resnet50": (resnet50_sizes(25_000_000), 0.01), "lstm": (LSTM_TENSORS, 0.001)}
-
-
-def allocated(table: str, world: int) -> tuple[Tensor, Tensor]:
-    """Sizes and k of layers where all elements are alike: norms are as roots of sizes."""
-    tensors, density = TABLES[table]
-    sizes_L = partition_of(tensors, world).sizes_L
-    return sizes_L, layer_k(sizes_L.double().sqrt(), sizes_L, round(density * sum(tensors)))
-
-
-def test_an_owner_that_is_no_rank_is_refused() -> None:
-    partition = partition_of((4, 4, 4), 2)
-    owners_L = torch.full((len(partition.sizes),), 7, dtype=torch.int32)
-    with pytest.raises(RanksDiffer, match="gives a layer to rank 7 of 2"):
-        Allocation(partition, owners_L, 2)
-
-
 def by_equation_3(sizes_L: Tensor, k_L: Tensor) -> list[float]:
     """size * log k, a k of 1 counted as 2; in layers that are sent whole nothing is selected."""
     costs_L = sizes_L * k_L.clamp(min=2).double().log2()
     return costs_L.where(k_L < sizes_L, 0.0).tolist()
-
-
-EVEN = ((range(2, 17), 1.05), ((24, 32, 48, 64), 1.12), ((96, 128, 256), 1.5))
-"""Numbers of ranks, and how far the busiest may be above an equal share of what one would do."""
-
-
-@each("table", TABLES)
-def test_selection_falls_as_fast_as_ranks_grow(table: str) -> None:
-    """Figure 9 by counted work, without the pass over all norms. It falls ever less from 64 ranks
-    on: the last of these bounds is needed, and the second one does not hold there."""
-    alone = sum(bin_packing.work(*allocated(table, 1)))
-
-    def above(world: int) -> float:
-        work = bin_packing.work(*allocated(table, world))
-        return bin_packing.heaviest(work, world) * world / alone
-
-    for worlds, most in EVEN:
-        assert all(above(world) <= most for world in worlds)
-    assert above(256) > EVEN[1][1]
-
-
-@each("table", TABLES)
-def test_speedups_of_the_allocation_are_above_linear_by_the_papers_costs(table: str) -> None:
-    """f(n) >= n, equation 9, though ranks are packed by other costs than equation 3's."""
-    tensors, density = TABLES[table]
-    alone = sum(tensors) * log2(density * sum(tensors))
-    for world in (2, 4, 8, 16):
-        sizes_L, k_L = allocated(table, world)
-        ranks = bin_packing.pack(bin_packing.work(sizes_L, k_L), world)
-        comparisons = bin_packing.loads(by_equation_3(sizes_L, k_L), ranks, world)
-        assert alone / max(comparisons) >= world
 
 
 def by_the_paper(norms: list[float], sizes: list[int], budget: float) -> list[float]:
@@ -126,18 +74,6 @@ def by_the_paper(norms: list[float], sizes: list[int], budget: float) -> list[fl
         k_remain -= found[layer]
         norm_remain -= norms[layer]
     return found
-
-
-@bounded(60)
-@given(data=st.data(), sizes=layer_sizes)
-def test_where_no_bound_applies_shares_are_the_papers(
-    data: st.DataObject, sizes: list[int]
-) -> None:
-    norms = data.draw(st.lists(st.floats(1.0, 2.0), min_size=len(sizes), max_size=len(sizes)))
-    sizes = [size + 50 for size in sizes]
-    budget = 20 * len(sizes)
-    got = shares(float64(norms), torch.tensor(sizes), budget)
-    torch.testing.assert_close(got, float64(by_the_paper(norms, sizes, budget)))
 
 
 @bounded(100)
@@ -157,28 +93,11 @@ def test_the_sum_of_k_is_the_budget(data: st.DataObject, sizes: list[int], densi
     assert got == wanted or bool((k_L == sizes_L)[is_seen_L].all())
 
 
-def test_the_papers_loop_loses_what_small_layers_cannot_take_and_this_one_does_not() -> None:
-    norms, sizes, budget = [10.0, 9.9, 9.8], [1_000_000, 10, 10], 10_000
-    assert sum(by_the_paper(norms, sizes, budget)) < 0.4 * budget
-    assert layer_k(float64(norms), torch.tensor(sizes), budget).tolist() == [9980, 10, 10]
-
-
-def test_the_papers_loop_overspends_and_this_one_does_not() -> None:
-    norms, sizes = [1e6, *[1e-6] * 9], [1000] * 10
-    assert sum(by_the_paper(norms, sizes, 100)) > 108
-    assert layer_k(float64(norms), torch.tensor(sizes), 100).tolist() == [91, *[1] * 9]
-
-
 @each("norms", [[0.0] * 3, [float("nan")] * 3, [float("inf"), 0.0, 1.0]])
 def test_k_of_norms_that_say_little(norms: list[float]) -> None:
     """Zeros send one element a layer; what is not finite counts as the largest that is."""
     k = layer_k(float64(norms), torch.tensor([50, 50, 50]), 31).tolist()
     assert k == ([1, 1, 1] if not any(norms) else [15, 1, 15] if 0.0 in norms else [10, 11, 10])
-
-
-def test_density_has_the_floor_of_one_element_a_layer() -> None:
-    sizes_L = torch.full((200,), 10)
-    assert layer_k(torch.rand(200).double(), sizes_L, budget=20).tolist() == [1] * 200
 
 
 costs_of = st.lists(st.integers(0, 9).map(float), min_size=0, max_size=20)
@@ -225,29 +144,6 @@ def test_the_bound_on_the_heaviest_load(
         most = max(budget, len(layers.sizes)) + len(layers.sizes)
         trivial = numel / world * log2(most * max(layers.sizes) / numel)
         assert mean <= max(trivial, numel / world) * (1 + 1e-9)
-
-
-def test_equation_9_itself_does_not_hold() -> None:
-    """Three equal layers, two ranks: one has two of them, and the speedup is below 2."""
-    size, k = 1 << 20, 1 << 10
-    sizes_L, k_L = torch.tensor(two_stage([size] * 3, 2)), torch.full((3,), k)
-    heaviest = bin_packing.heaviest(by_equation_3(sizes_L, k_L), 2)
-    whole, trivial = 3 * size * log2(3 * k), 1.5 * size * log2(1.5 * k)
-    assert heaviest > trivial
-    assert whole / heaviest < 2
-    assert len(packable([size] * 3, 2)) == 4  # here the third is shared out
-
-
-def test_a_thousand_layers_are_packed_within_5_ms() -> None:
-    generator = torch.Generator().manual_seed(0)
-    sizes_L = torch.randint(1, 100_000, (1000,), generator=generator)
-    k_L = layer_k(torch.rand(1000, generator=generator).double(), sizes_L, int(sizes_L.sum()) // 99)
-    seconds = []
-    for _ in range(5):
-        start_s = time.thread_time()
-        bin_packing.pack(bin_packing.work(sizes_L, k_L), 16)
-        seconds.append(time.thread_time() - start_s)
-    assert min(seconds) < 5e-3
 
 
 @bounded(60)

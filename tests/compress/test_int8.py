@@ -23,13 +23,6 @@ def test_every_element_goes_to_the_nearest_level():
     assert float(sent_N.abs().max()) == pytest.approx(127 * step, rel=1e-6)
 
 
-def test_blocks_have_scales_of_their_own():
-    """Dettmers et al. 2022: an outlier coarsens its own block only."""
-    grad_N = torch.cat([torch.full((64,), 1e6), normal(64)])
-    sent_N = decoded(int8(block=64), grad_N)[0]
-    assert float((sent_N - grad_N)[64:].abs().max()) < 0.02
-
-
 @both
 @each("bad", [math.nan, math.inf])
 def test_what_is_not_finite_spoils_its_own_block_only(kind, bad):

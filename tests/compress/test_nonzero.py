@@ -49,12 +49,6 @@ def test_sizes_tell_layouts(dtype: torch.dtype) -> None:
             codec.received(spec, wrong)
 
 
-def test_predictions_count_with_what_is_expected() -> None:
-    spec = TensorSpec("", 1000)
-    assert nonzero().typical(spec) == nonzero().format(spec)
-    assert nonzero(width=10, expected_density=0.02).typical(spec).size_bytes == 2 * 44
-
-
 def gradients() -> list[Tensor]:
     draw = torch.Generator().manual_seed(1)
     made = [torch.zeros(0), torch.zeros(5), torch.ones(17)]
@@ -87,8 +81,3 @@ def test_kernel_is_its_reference(width: int) -> None:
                 count, room = kept(grad_N, width, residual_N, threads)
                 assert count == want[0]
                 assert torch.equal(room, want[1])
-
-
-def test_a_buffer_that_is_too_small_is_refused() -> None:
-    with pytest.raises(gw.InvalidSetting, match="buffer"):
-        kept_units(torch.ones(4), torch.zeros(8, dtype=torch.uint8))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,28 +136,6 @@ def test_a_mean_within_the_rank_arrives_whole(
     assert float((mean_N - expected_N).norm()) <= 1e-3 * float(expected_N.norm())
 
 
-def assert_each_keeps_its_norm() -> None:
-    spec = spec_of(((8, 9),) * 4)
-    sizes = (1e-6, 1.0, 0.0, 1e6)
-    one = [torch.outer(torch.arange(1.0, 9), torch.arange(2.0, 11)) * size for size in sizes]
-    grads = [torch.cat([part.flatten() for part in one])] * 2
-    [mean_N], _ = means(powersgd(rank=1), spec, [grads])
-    for got, wanted in zip(cut(mean_N, spec), one, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=0)
-
-
-def test_equal_shapes_are_orthogonalised_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch divided by one norm at rank 1 is a known mistake; this test would see it."""
-    assert_each_keeps_its_norm()
-
-    def by_one_norm(matrix_BNR: Tensor, out: Tensor) -> None:
-        out.copy_(matrix_BNR / matrix_BNR.norm())
-
-    monkeypatch.setattr(import_module("gradwire.compress.powersgd"), "orthonormal", by_one_norm)
-    with pytest.raises(AssertionError):
-        assert_each_keeps_its_norm()
-
-
 def best_error(matrix_NM: Tensor, rank: int) -> float:
     return float(torch.linalg.svdvals(matrix_NM.double())[rank:].norm())
 
@@ -205,16 +181,3 @@ def test_a_spoilt_matrix_spoils_no_other_and_no_later_step(spoil: float) -> None
     for state in states:
         assert all(bool(basis.isfinite().all()) for basis in state.inner.basis_T)
         assert bool(state.residual_N.isfinite().all())
-
-
-def test_fusing_changes_nothing() -> None:
-    """A message of several tensors gives what each gives by itself."""
-    spec = spec_of(MODEL, torch.float64)
-    steps = [draw(spec, 3, seed) for seed in range(3)]
-    exchange = exchange_for(powersgd(rank=2, seed=7))
-    together, _ = means(exchange, spec, steps)
-    for place, shape in enumerate(MODEL):
-        alone = [[cut(grad_N, spec)[place].flatten() for grad_N in step] for step in steps]
-        apart, _ = means(exchange, spec_of((shape,), torch.float64), alone)
-        for whole_N, part_N in zip(together, apart, strict=True):
-            torch.testing.assert_close(cut(whole_N, spec)[place].flatten(), part_N)

@@ -21,7 +21,6 @@ from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Member
 from gradwire.contract.payload import Payload
 from gradwire.contract.registry import load
-from gradwire.errors import RanksDiffer
 from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.local import drive
 from gradwire_lab.laws import collectives, exchanges, many_steps
@@ -102,18 +101,6 @@ def test_choice(sizes: tuple[int, ...], density: float) -> None:
         law(choose, sizes, density)
 
 
-@bounded(50)
-@given(sizes=MODELS, density=st.floats(0.0001, 1.0))
-def test_bytes_may_be_counted_instead(sizes: tuple[int, ...], density: float) -> None:
-    """Then no more bytes of float32 travel than if all tensors were sparse, or all were dense."""
-    found = choose(sizes, density, 0.001, dense_cost=0.5)
-    assert min(density, 0.001) <= found.density <= density
-    sent = sum(4 * sizes[place] for place in found.dense)
-    sent += sum(8 * found.density * sizes[place] for place in found.sparse)
-    assert sent <= 8 * density * sum(sizes) * (1 + 1e-9)
-    assert len(found.dense) >= len(choose(sizes, density, 0.001).dense)
-
-
 def forgets_the_last(sizes: tuple[int, ...], density: float, floor: float) -> Choice:
     found = choose(sizes, density, floor)
     return found._replace(sparse=found.sparse[:-1])
@@ -172,20 +159,6 @@ def test_laws_of_fused_messages(sparsifier: str, num_dense: int | None) -> None:
         law(exchange, case)
 
 
-def test_fewer_elements_than_ranks() -> None:
-    case = Fused(world=5, numel=3, shapes=((1,), (0, 4), (2,)))
-    for law in LAWS:
-        law(selective(), case)
-
-
-def test_of_zeros_on_all_ranks_nothing_is_sparse() -> None:
-    exchange, case = selective(sparsifier="topk", density=0.1), Fused(world=3)
-    zeros = [torch.zeros_like(grad_N) for grad_N in case.grads()]
-    for mean_N, contributed_N, _ in run_local(exchange, zeros, case.states(exchange)):
-        assert not mean_N.any()
-        assert not contributed_N.any()
-
-
 # ---- what it is made of ------------------------------------------------------------------------
 
 
@@ -211,16 +184,6 @@ def test_all_sparse_is_the_codec_tensor_by_tensor(sparsifier: str, dtype: torch.
             for (mean_N, _, state), (part_N, _, kept) in zip(results, parts, strict=True):
                 assert same_bits(mean_N[cut], part_N)
                 assert same_bits(state.residual_N[cut], kept.residual_N)
-
-
-def test_all_dense_is_the_mean_of_all() -> None:
-    case = Fused(world=4)
-    grads = case.grads()
-    exchange = selective(num_dense=len(SHAPES))
-    want_N = torch.stack(grads).double().mean(0)
-    for mean_N, contributed_N, _ in run_local(exchange, grads, case.states(exchange)):
-        torch.testing.assert_close(mean_N.double(), want_N, rtol=1e-6, atol=1e-7)
-        assert bool(contributed_N.any())
 
 
 class starves(topk):
@@ -283,13 +246,6 @@ def test_bytes_are_the_formulas(dtype: torch.dtype) -> None:
     assert drive(texts, seed=0).sent_bytes == want
 
 
-def test_a_payload_of_another_model_is_refused() -> None:
-    mixed = selective(sparsifier="topk").mixed(Fused(world=2).spec)
-    for size_bytes in (mixed.layout(0).size_bytes - 8, mixed.largest.size_bytes - 4):
-        with pytest.raises(RanksDiffer, match="the same model"):
-            mixed.received(size_bytes)
-
-
 def test_selection_is_noted() -> None:
     """What was asked for, taken and averaged, dense tensors included."""
     case, exchange = Fused(world=2), selective(sparsifier="topk", density=0.1, count="elements")
@@ -311,12 +267,6 @@ def test_selection_is_noted() -> None:
 
 
 # ---- settings ----------------------------------------------------------------------------------
-
-
-def test_not_all_are_sparsifiers_by_tensor() -> None:
-    for name in ("randomk", "cltk", "deft", "adacomp", "hardthreshold", "nonzero", "onebit"):
-        with pytest.raises(gw.InvalidSetting, match="selective"):
-            selective(sparsifier=name)
 
 
 def test_the_state_is_kept_by_tensor_whatever_is_dense() -> None:

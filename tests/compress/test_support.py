@@ -15,8 +15,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.compress.deft.support import SharedSupport
-from gradwire.contract import Layout, Member, Selection, Traits
-from gradwire.errors import IncompatiblePair
+from gradwire.contract import Member
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive
 from gradwire_lab.laws.tolerance import same_bits
@@ -208,43 +207,6 @@ def test_what_ranks_must_share_follows_from_the_step_alone(kind: type[SharedSupp
     assert torch.equal(run.step(draw(spec, 3, 9)), again.step(draw(spec, 3, 9)))
 
 
-@every_own
-def test_alone_nothing_is_selected(kind: Any) -> None:
-    spec = spec_of(MODEL)
-    run = Run(made(kind, 0.1), spec, 1)
-    [grad_N] = draw(spec, 1)
-    assert same_bits(run.step([grad_N]), grad_N)
-    assert run.members[0].selection is None
-
-
-@every_kind
-def test_it_goes_with_no_collective_and_pair_says_why(kind: type[SharedSupport]) -> None:
-    with pytest.raises(IncompatiblePair, match=r"agree on the elements.*gw.exchange_for by itself"):
-        gw.pair(kind(), gw.collective.allreduce())  # type: ignore[arg-type]
-    with pytest.raises(IncompatiblePair, match="talks in the middle"):
-        gw.pair(gw.compress.powersgd(), gw.collective.allreduce())  # type: ignore[arg-type]
-
-
-class Agreeing(gw.compress.topk):
-    traits = Traits(layout=Layout.SPARSE, shared_support=True)
-
-
-def test_a_compressor_cannot_promise_a_shared_support() -> None:
-    with pytest.raises(IncompatiblePair, match=r"before anyone can agree.*as cltk is"):
-        gw.pair(Agreeing(), gw.collective.allgather_sparse())
-
-
-def test_cltk_sends_what_is_largest_on_each_rank_in_turn() -> None:
-    spec, world = gw.TensorSpec("vector", 1000), 3
-    run = Run(gw.compress.cltk(density=0.02), spec, world)
-    for step in range(4):
-        grads = draw(spec, world, step)
-        mean_N = run.step(grads)
-        largest = grads[step % world].abs().topk(20).indices.sort().values
-        assert torch.equal(mean_N.nonzero().flatten(), largest)
-        assert run.members[step % world].selection == Selection(20.0, 20, 20)
-
-
 def drawn(exchange: Any, spec: gw.TensorSpec, num_steps: int) -> list[list[int]]:
     state, found = exchange.init(spec, 2), []
     for _ in range(num_steps):
@@ -264,17 +226,6 @@ def test_randomk_draws_without_replacement_every_element_as_often() -> None:
     # Neighbours come together as often as any two do.
     beside = sum(b - a == 1 for one in found for a, b in pairwise(one))
     assert beside / num_steps == pytest.approx(20 * 19 / 200, abs=0.25)
-
-
-def test_randomk_draws_others_for_another_seed_message_or_step() -> None:
-    spec = gw.TensorSpec("vector", 10_000)
-    one, two = drawn(gw.compress.randomk(), spec, 2)
-    [other] = drawn(gw.compress.randomk(seed=1), spec, 1)
-    [elsewhere] = drawn(gw.compress.randomk(), gw.TensorSpec("another", 10_000), 1)
-    assert drawn(gw.compress.randomk(), spec, 1) == [one]
-    assert all(len(set(one) & set(them)) < 15 for them in (two, other, elsewhere))
-    [last] = drawn(gw.compress.randomk(seed=2**64 - 1), spec, 1)
-    assert len(set(one) & set(last)) < 15
 
 
 @each("kind", [*KINDS, *OTHERS[:2]], ids=lambda kind: kind.__name__)

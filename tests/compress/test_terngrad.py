@@ -23,13 +23,6 @@ def test_three_values_and_the_largest_is_always_sent():
     assert torch.equal(sent_N[nonzero].sign(), grad_N[nonzero].sign())
 
 
-def test_an_element_is_sent_with_probability_of_its_share_of_the_largest():
-    """Equation 3: P(b = 1) = |g| / s."""
-    grad_N = torch.cat([torch.tensor([2.0]), torch.full((10_000,), -0.5)])
-    share = float((decoded(terngrad(clip=None, block=16384), grad_N)[0][1:] == -2).float().mean())
-    assert abs(share - 0.25) < 0.0173  # four standard errors
-
-
 @each("numel, size_bytes", [(0, 0), (1, 5), (64, 20), (65, 25)])
 def test_two_bits_an_element_and_four_bytes_a_block(numel, size_bytes):
     payload, _ = terngrad(block=64).encode(None, normal(numel))
@@ -58,9 +51,3 @@ def test_clipping_shrinks_the_variance_and_costs_unbiasedness():
     assert terngrad.traits.unbiased
     assert terngrad(clip=None).traits.unbiased
     assert not terngrad().traits.unbiased
-
-
-@each("value", [-1.5, 1e-30])
-def test_clipping_leaves_equal_and_tiny_elements_alone(value):
-    grad_N = torch.full((70,), value)
-    assert torch.equal(decoded(terngrad(clip=1.0), grad_N)[0], grad_N)

@@ -28,18 +28,6 @@ def test_an_element_goes_to_the_level_below_or_above_it(bitwidth, numel, seed):
     assert float(off_SN.abs().max()) <= gap * (1 + 1e-5)
 
 
-def test_the_nearer_level_is_taken_more_often():
-    """Figure 5: floor(r + random) rounds up with probability r - floor(r)."""
-    grad_N = torch.cat([torch.tensor([0.0, 3.0]), torch.full((10_000,), 1.25)])
-    ups = decoded(uniform(bitwidth=2, block=16384), grad_N)[0][2:]
-    assert sorted(set(ups.tolist())) == [1, 2]
-    assert abs(float((ups == 2).float().mean()) - 0.25) < 0.0173  # four standard errors
-
-
-def test_equal_elements_come_back():
-    assert decoded(uniform(), torch.full((100,), -1.5))[0].tolist() == [-1.5] * 100
-
-
 @each("bitwidth", [1, 2, 4, 8])
 @each("numel", [0, 1, 5, 64, 129])
 def test_bytes_are_those_of_the_formula(bitwidth, numel):

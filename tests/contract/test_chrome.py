@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.trace.chrome import TOUCHING_S, save_chrome, slots, to_chrome
+from gradwire.contract.trace.chrome import TOUCHING_S, slots, to_chrome
 from gradwire.contract.trace.span import LANES, Span, Trace
 
 spans = st.builds(
@@ -22,14 +20,6 @@ spans = st.builds(
     st.integers(0, 40),
 )
 traces = st.lists(spans, max_size=30).map(Trace.of)
-
-EXAMPLE = Trace.of(
-    [
-        Span(1, "communication", "send", 10.5, 10.75, size_bytes=4096, step=3, message=2),
-        Span(1, "communication", "recv", 10.6, 10.8),
-        Span(0, "backward", "layer 1", 10.0, 10.5, step=3),
-    ]
-)
 
 
 def _of_kind(trace: Trace, phase: str) -> list[dict[str, Any]]:
@@ -42,30 +32,6 @@ def _thread_names(trace: Trace) -> dict[tuple[int, int], str]:
         for event in _of_kind(trace, "M")
         if event["name"] == "thread_name"
     }
-
-
-def test_an_event_carries_what_the_span_says() -> None:
-    (event,) = (event for event in _of_kind(EXAMPLE, "X") if event["name"] == "send")
-    assert (event["pid"], event["cat"]) == (1, "communication")
-    assert event["ts"] == 0.5e6
-    assert event["dur"] == 0.25e6
-    assert event["args"] == {"size_bytes": 4096, "step": 3, "message": 2}
-
-
-def test_lanes_have_names_and_overlaps_have_threads_of_their_own() -> None:
-    names = sorted(_thread_names(EXAMPLE).values())
-    assert names == ["backward", "communication 0", "communication 1"]
-    ranks = [e["args"]["name"] for e in _of_kind(EXAMPLE, "M") if e["name"] == "process_name"]
-    assert ranks == ["rank 0", "rank 1"]
-
-
-def test_a_file_holds_the_same_json(tmp_path: Path) -> None:
-    save_chrome(EXAMPLE, tmp_path / "trace.json")
-    assert json.loads((tmp_path / "trace.json").read_text()) == to_chrome(EXAMPLE)
-
-
-def test_an_empty_trace_is_a_valid_file() -> None:
-    assert to_chrome(Trace())["traceEvents"] == []
 
 
 def test_spans_that_touch_within_rounding_share_a_thread() -> None:

@@ -77,11 +77,6 @@ def test_wrong_buffers_are_refused(buffer: torch.Tensor) -> None:
         Payload(form, buffer)
 
 
-def test_formats_compare_by_value() -> None:
-    assert make([(torch.int32, 3)]) == make([(torch.int32, 3)])
-    assert make([(torch.int32, 3)]) != make([(torch.float32, 3)])
-
-
 def test_a_name_that_no_field_has() -> None:
     with pytest.raises(KeyError):
         Payload.empty(make([(torch.int32, 3)]))["indices"]

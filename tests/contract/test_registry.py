@@ -89,11 +89,6 @@ def test_attributes_that_no_file_bears() -> None:
     assert not hasattr(gw.compress, "onebits")
 
 
-def test_kinds_that_are_no_registry() -> None:
-    with pytest.raises(InvalidSetting, match=r"one of compress, .*, planner, .*got 'kernels'"):
-        names("kernels")
-
-
 FIRST_IMPORTS = """
 import sys
 

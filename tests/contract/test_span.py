@@ -45,11 +45,6 @@ def test_steps_and_their_spans() -> None:
     assert TRACE.only(lambda span: span.rank == 1, step=0).spans == ()
 
 
-def test_an_empty_trace_takes_no_time() -> None:
-    assert Trace().iteration_s == 0.0
-    assert Trace().steps() == []
-
-
 moments = st.integers(0, 64).map(lambda n: n / 64)
 spans = st.builds(
     lambda lane, ends: Span(0, lane, "x", min(ends), max(ends)),
@@ -76,13 +71,6 @@ def test_merging_keeps_all_spans_in_order(first: list[Span], second: list[Span])
     merged = Trace.merged([Trace.of(first), Trace.of(second)]).spans
     assert len(merged) == len(first) + len(second)
     assert [s.start_s for s in merged] == sorted(s.start_s for s in first + second)
-
-
-def test_a_file_from_before_densities_is_read() -> None:
-    span = '{"rank": 0, "lane": "wait", "name": "", "start_s": 0, "end_s": 1}'
-    assert Trace.from_json(f'{{"schema": 1, "spans": [{span}]}}') == Trace.of(
-        [Span(0, "wait", "", 0, 1)]
-    )
 
 
 def test_densities_are_kept_by_step_and_rank() -> None:

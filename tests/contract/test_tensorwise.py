@@ -134,13 +134,6 @@ def test_sparse_schemes_take_what_shares_a_scale(law, collective) -> None:  # ty
             law(pair(adacomp(block=64), collective), case)
 
 
-def test_a_chunk_has_the_tensors_that_reach_into_it() -> None:
-    joint = Tensorwise(onebit(), (10, 20, 30))
-    assert joint.chunk(5, 35) == Tensorwise(onebit(), (5, 20, 5))
-    assert joint.chunk(12, 28) == onebit()
-    assert joint.chunk(60, 60) == onebit()
-
-
 def test_it_is_used_where_elements_share_a_scale() -> None:
     spec = TensorSpec("message", 30, shapes=((4, 5), (0,), (10,)))
     assert tensor_sizes(spec) == (20, 10)

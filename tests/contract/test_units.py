@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 from gradwire.contract.units import (
     format_bytes,
     format_rate,
-    format_seconds,
     parse_bytes,
     parse_rate,
 )
 from gradwire.errors import InvalidSetting
 from tests.each import each
-
-SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 @each(
@@ -67,9 +64,3 @@ def test_a_formatted_size_reads_back_to_three_digits(size_bytes: float) -> None:
 def test_a_formatted_rate_reads_back(rate_bytes_per_s: float) -> None:
     text = format_rate(rate_bytes_per_s).removesuffix("/s")
     assert math.isclose(parse_rate(text), rate_bytes_per_s, rel_tol=0.006)
-
-
-@given(st.floats(1e-6, 1e5))
-def test_formatted_seconds_read_back(seconds: float) -> None:
-    number, unit = format_seconds(seconds).split()
-    assert math.isclose(float(number) * SECONDS[unit], seconds, rel_tol=0.006)

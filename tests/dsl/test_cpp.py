@@ -10,7 +10,6 @@ import torch
 
 from gradwire.compress.fp8 import fp8
 from gradwire.compress.int8 import int8
-from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.compress.terngrad import terngrad
 from gradwire.compress.uniform import uniform
@@ -77,19 +76,6 @@ def test_narrower_vectors_have_the_same_bits(
     assert together.library() is not None
     for codec in codecs:
         assert_agreement(codec, together, (1, 65, 1000))
-
-
-def test_results_do_not_depend_on_threads() -> None:
-    codec, before = onebit(block=64), torch.get_num_threads()
-    grad_N = make_gradient("normal", 700_000, torch.float32)  # few are one thread's work
-    try:
-        torch.set_num_threads(1)
-        one, _ = codec.encode(None, grad_N)
-        torch.set_num_threads(2)
-        two, _ = codec.encode(None, grad_N)
-    finally:
-        torch.set_num_threads(before)
-    assert same_bits(one.buffer, two.buffer)
 
 
 def test_a_minus_of_a_minus_is_no_decrement() -> None:

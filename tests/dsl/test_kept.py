@@ -142,20 +142,6 @@ def test_several_gradients_keep_their_own(sizes: list[int], name: str) -> None:
     assert_agreement(KERNELS[name], grads)
 
 
-def test_order_and_number_do_not_depend_on_threads() -> None:
-    before, kernel = torch.get_num_threads(), KERNELS["few"]
-    grads = [make_gradient("normal", n, torch.float32, seed=n) for n in (700_000, 5, 400_000)]
-    try:
-        torch.set_num_threads(1)
-        one = outcome(kernel, grads)
-        torch.set_num_threads(4)
-        four = outcome(kernel, grads)
-    finally:
-        torch.set_num_threads(before)
-    assert all(same_bits(a, b) for a, b in zip(one, four, strict=True))
-    assert one[3].diff().min() > 0, "places rise"
-
-
 def test_places_are_drawn_and_read_as_the_interpreter_does() -> None:
     """A sample: elements of the whole gradient, at places drawn below its length."""
     count = Buffer("count", INT32, Extent.CALL)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from inspect import getsourcelines
 
 import numpy as np
 import pytest
 import torch
 
 from gradwire.compress.int8 import int8
-from gradwire.compress.onebit import onebit
 from gradwire.compress.uniform import uniform
 from gradwire.dsl.language import (
     add,
@@ -35,13 +33,11 @@ from gradwire.dsl.language import (
     uint1,
     uint2,
     uint8,
-    uint_3,
     whole,
 )
 from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire_lab.compress.tbq import tbq
-from gradwire_lab.library.zero_run import zero_run
 from tests.dsl import attempts
 from tests.dsl.attempts import codes, program
 from tests.each import each
@@ -161,11 +157,6 @@ def test_what_cannot_be_traced_is_refused_with_line_and_remedy(case):
     assert remedy in text
 
 
-def test_the_line_is_that_of_the_branch():
-    with pytest.raises(InvalidSetting, match=rf":{getsourcelines(branches)[1] + 1}: a branch on"):
-        program(codes(branches))
-
-
 @each(
     "decode, remedy",
     [
@@ -237,31 +228,6 @@ def test_kept_fields_are_decoded_by_scatter(case):
 def test_settings_and_classes_are_checked(make, text):
     with pytest.raises(InvalidSetting, match=text):
         make()
-
-
-def test_a_gradient_of_two_dimensions_is_refused():
-    with pytest.raises(InvalidSetting, match="flatten"):
-        onebit().encode(None, torch.zeros(2, 2))
-
-
-@each("start", [0.5, 2**40, "1"])
-def test_a_start_that_no_int32_holds_is_refused(start):
-    def encode(self, gradient):
-        whole_numbers = map(gradient, int32)
-        return concat(product=reduce(whole_numbers, lambda a, b: a * b, start), q=gradient)
-
-    with pytest.raises(InvalidSetting, match=r"start|int32"):
-        program(encode)
-
-
-@each("name", ["codes_lengths", "a name"])
-def test_fields_of_bad_names_are_refused(name):
-    def encode(self, gradient):
-        coded = zero_run(map(gradient, lambda x: uint_3(x)))
-        return concat(**{"codes": coded, name: reduce(gradient, greater)})
-
-    with pytest.raises(InvalidSetting, match="field name"):
-        program(encode)
 
 
 def test_a_seed_that_is_no_setting_is_refused():

@@ -73,12 +73,6 @@ def test_alone_what_more_ranks_left_arrives_and_its_rounding_stays(dtype: torch.
     assert bool(state.residual_N.isfinite().all())
 
 
-def test_what_the_user_composed_stays_as_it_is() -> None:
-    pair = gw.pair(gw.compress.onebit(), gw.collective.casync_ps())
-    for made in (pair, gw.with_error_feedback(pair)):
-        assert exchange_for(made) is made
-
-
 def test_an_exchange_defines_one_of_its_two_forms() -> None:
     with pytest.raises(TypeError, match="neither run nor synchronise"):
         type("nothing", (gw.Exchange,), {"init": lambda self, spec, world: None})
@@ -163,12 +157,6 @@ def test_what_rounding_the_sum_drops_stays_in_the_residual() -> None:
     for mean_N, contributed_N, state in gw.run_local(exchange, grads, states):
         assert mean_N.tolist() == contributed_N.tolist() == [0.5]
         assert state.residual_N.tolist() == [0.5 + 2.0**-10]
-
-
-def test_an_exchange_of_ones_own_need_not_state_its_bytes() -> None:
-    spec = gw.TensorSpec("w", 8)
-    assert halves().wire_bytes(spec, 2) is None
-    assert gw.with_error_feedback(halves()).wire_bytes(spec, 2) is None
 
 
 class only_the_form:

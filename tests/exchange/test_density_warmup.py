@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -10,7 +9,6 @@ import gradwire as gw
 from gradwire.contract import Exchange, Member
 from gradwire.contract.shapes_only import record
 from gradwire.contract.travel import sent_bytes
-from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.local import drive
 from tests.each import each
@@ -97,26 +95,6 @@ def test_what_waits_goes_on_through_the_stages() -> None:
         due_N += sum(grads)
         arrived_N += WORLD * results[0][0]
         assert (torch.allclose(arrived_N, due_N, atol=1e-5)) == (step == 2)
-
-
-def test_buffers_change_between_stages_only() -> None:
-    exchange = gw.with_density_warmup(gw.compress.topk(), steps_per_stage=2, densities=(0.5, 0.25))
-    members = [Member(rank, WORLD) for rank in range(WORLD)]
-    states = [exchange.init(gw.TensorSpec("weight", 64), WORLD) for _ in members]
-    places = []
-    for step in range(4):
-        grads = gradients(step, 64)
-        ranks = zip(members, states, grads, strict=True)
-        states = drive([exchange.synchronise(me, s, g, g) for me, s, g in ranks]).results
-        places.append(members[0]._buffers["gathered"])
-    assert places[0] is places[1]
-    assert places[2] is places[3]
-    assert places[0].numel() == 2 * places[2].numel()
-
-
-def test_what_has_no_density_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="one that has a density"):
-        gw.with_density_warmup(gw.compress.onebit(), steps_per_stage=5)
 
 
 def test_sizes_are_expected_of_the_last_stage() -> None:

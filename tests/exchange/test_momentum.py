@@ -8,7 +8,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
-from gradwire.exchange.by_name import momentum_of, run_local
+from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from tests.compress.test_support import Run
 from tests.each import each
@@ -98,24 +98,6 @@ def test_what_16_bits_cannot_hold_has_not_stayed(world: int) -> None:
     torch.testing.assert_close(results[0][0].float(), want_N, rtol=2e-3, atol=1e-6)
 
 
-def test_masking_is_what_clears_stale_momentum() -> None:
-    """An element that is sent in its last step is not carried on by the momentum of before."""
-    turned = [torch.tensor([10.0, 0.0, 0.0, 0.1]), *[torch.tensor([0.0, 0.0, 0.0, 0.1])] * 3]
-    exchange = gw.compress.topk(density=0.25)
-
-    def means(masking: bool) -> list[float]:
-        states, found = None, []
-        for grad_N in turned:
-            wrapped = gw.with_momentum_correction(exchange, masking=masking)
-            results = run_local(wrapped, [grad_N, grad_N], states)
-            states = [state for _, _, state in results]
-            found.append(results[0][0][0].item())
-        return found
-
-    assert means(masking=True) == [10.0, 0.0, 0.0, 0.0]
-    assert means(masking=False)[:2] == [10.0, 9.0]
-
-
 @each("masking", [False, True])
 def test_masking_takes_momentum_from_what_leaves_often(masking: bool) -> None:
     """A constant gradient, of which every element leaves in every T-th step."""
@@ -178,34 +160,6 @@ def test_what_may_not_be_inside_is_refused(inner: gw.Exchange, said: str) -> Non
     with pytest.raises(InvalidSetting) as raised:
         gw.with_momentum_correction(inner)
     assert said in str(raised.value)
-
-
-@each("given", ["topk", gw.compress.none, 3], ids=["name", "class", "number"])
-def test_what_is_no_algorithm_is_refused(given: gw.Compressor) -> None:
-    for wrap in (gw.with_momentum_correction, gw.exchange_for, gw.with_error_feedback):
-        with pytest.raises(InvalidSetting, match="exchange must be an exchange, got"):
-            wrap(given)
-    with pytest.raises(InvalidSetting, match="exchange must be an exchange, got"):
-        gw.with_clipping(given, 1.0)
-
-
-def test_the_momentum_of_an_exchange_is_found_in_it() -> None:
-    inner = gw.with_momentum_correction(topk, 0.7)
-    assert (
-        momentum_of(gw.with_density_warmup(gw.with_clipping(inner, 1.0), steps_per_stage=1)) == 0.7
-    )
-    assert momentum_of(gw.exchange_for(topk)) == 0.0
-
-
-def test_what_an_exchange_states_shows_through_its_wrappers() -> None:
-    spec = gw.TensorSpec("weight", 400, shapes=((20, 20),))
-    for algorithm in (topk, gw.compress.powersgd(rank=2)):
-        inner = gw.exchange_for(algorithm)
-        for wrapped in (gw.with_clipping(algorithm, 1.0), gw.with_momentum_correction(algorithm)):
-            assert wrapped.wire_bytes(spec, 4) == inner.wire_bytes(spec, 4) is not None
-            assert wrapped.expected_bytes(spec, 4) == inner.expected_bytes(spec, 4)
-            assert wrapped.keeps_whole == inner.keeps_whole
-            assert wrapped.same_threads == inner.same_threads
 
 
 def test_a_rank_with_an_infinite_gradient_tells_it_and_gives_nothing_else() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective.steps.sizes import SIZE_BYTES
-from gradwire.compress.nonzero import nonzero
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import Exchange, run_local
 from gradwire.exchange.counted import LOSSLESS, counted, fastest
@@ -94,28 +93,11 @@ class Selfish(Natural):
         return super()._choose([own] * len(counts), growth, grad_N)
 
 
-def test_a_table_is_looked_through_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[Tensor] = []
-    fill = nonzero._fill
-
-    def counting(self: nonzero, room: Tensor, grad_N: Tensor, residual_N: Tensor | None) -> int:
-        looked.append(grad_N)
-        return fill(self, room, grad_N, residual_N)
-
-    monkeypatch.setattr(nonzero, "_fill", counting)
-    assert INNER not in ways(DENSE, tables(3, 5))
-    assert len(looked) == 3
-
-
 def test_a_choice_of_one_rank_alone_is_caught() -> None:
     grads = [*tables(2, 3), *tables(1, ROWS)]
     run_local(Natural(DENSE.inner, WIDTH), grads)
     with pytest.raises(InvalidSetting, match="ranks call different collectives"):
         run_local(Selfish(DENSE.inner, WIDTH), grads)
-
-
-def test_one_rank_alone_goes_no_way() -> None:
-    assert ways(DENSE, tables(1, 5)) == [None]
 
 
 def test_predictions_take_it_for_the_inner_exchange() -> None:
@@ -136,14 +118,6 @@ def test_rows_leave_no_residual_and_dense_steps_do() -> None:
     torch.testing.assert_close(after_rows[0][0], torch.stack(sparse).mean(0))
     after_full = run_local(exchange, full, [state for *_, state in after_rows])
     assert all(bool(state.residual_N.any()) for *_, state in after_full)
-
-
-def test_counting_units() -> None:
-    grad_N = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, float("nan")])
-    assert count_units(grad_N, None, 1) == 2
-    assert count_units(grad_N, None, 3) == 2
-    assert count_units(grad_N, torch.tensor([0, 0, 0, 2.0, 0, 0, 0]), 3) == 3
-    assert count_units(torch.zeros(0), None, 3) == 0
 
 
 def test_what_is_no_pair_is_refused() -> None:

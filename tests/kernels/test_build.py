@@ -108,16 +108,6 @@ def test_the_first_rank_says_that_kernels_are_compiled(monkeypatch, caplog, fold
 
 
 @needs_compiler
-def test_flags_a_compiler_lacks_are_left_out(monkeypatch, tmp_path):
-    refuse = (
-        'case "$*" in *-fopenmp*) echo "error: no OpenMP" >&2; exit 1;; esac; exec "$real" "$@"'
-    )
-    monkeypatch.setenv("CXX", str(compiler_script(tmp_path / "cxx", refuse)))
-    assert build.load_library("select") is not None
-    assert encode_something() == [1]
-
-
-@needs_compiler
 def test_processes_that_start_together_build_once(folder, tmp_path):
     log = tmp_path / "compiles"
     script = compiler_script(tmp_path / "cxx", f'echo run >> {log}; exec "$real" "$@"')
@@ -188,31 +178,11 @@ def test_a_damaged_library_is_built_again_with_a_warning(damage, folder):
 
 
 @needs_compiler
-def test_a_folder_that_loses_what_is_written_there_ends_in_the_reference(
-    monkeypatch, caplog, folder
-):
-    """It is built once a set of flags, and not for ever."""
-    monkeypatch.setattr(compiler.Cache, "load", lambda self, name: None)
-    with caplog.at_level(logging.WARNING, "gradwire"):
-        assert encode_something() == [1]
-    assert_one_warning(caplog, "is not what was written there")
-
-
-@needs_compiler
 def test_headers_of_the_folder_that_training_starts_in_are_not_compiled(monkeypatch, tmp_path):
     (tmp_path / "packing.h").write_text("#error planted")
     source = compiler.CppSource("some", '#include "packing.h"', ROOT / "src/gradwire/dsl/csrc")
     monkeypatch.chdir(tmp_path)
     assert compiler.load_compiled(source) is not None
-
-
-@needs_compiler
-def test_a_compiler_may_be_named_from_where_training_starts(monkeypatch, tmp_path):
-    script = compiler_script(tmp_path / "cxx", 'exec "$real" "$@"')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CXX", "./cxx")
-    assert compiler.find_compiler() == str(script)
-    assert build.load_library("select") is not None
 
 
 @needs_compiler
@@ -252,10 +222,6 @@ def test_a_builder_that_is_stopped_holds_nobody_up(monkeypatch, tmp_path, folder
     assert len(list(folder.glob("select-*.so"))) == 1
 
 
-def test_a_builder_has_longer_than_a_compile_may_take():
-    assert compiler._LOCK_PATIENCE_S > compiler._COMPILE_TIMEOUT_S
-
-
 def test_a_cache_that_cannot_be_written_moves_to_a_private_folder(monkeypatch, tmp_path):
     blocked = tmp_path / "a file, so no folder can be made below it"
     blocked.touch()
@@ -269,16 +235,6 @@ def test_a_cache_that_cannot_be_written_moves_to_a_private_folder(monkeypatch, t
     assert library.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_user_without_a_home_has_a_cache(monkeypatch, tmp_path):
-    def homeless():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(compiler.Path, "home", homeless)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert next(compiler.paths()).parent == tmp_path
-
-
 @pytest.mark.parametrize("text", ["flags : fpu sse2\nmodel name : One\n", "Features : asimd\n"])
 def test_another_processor_is_another_library(tmp_path, text):
     listing = tmp_path / "cpuinfo"
@@ -286,25 +242,6 @@ def test_another_processor_is_another_library(tmp_path, text):
     found = {compiler._cpu_model(listing), compiler._cpu_model(tmp_path / "absent")}
     assert len(found) == 2
     assert all(name.startswith(platform.machine()) for name in found)
-
-
-def test_a_compiler_is_asked_to_speak_english(monkeypatch, tmp_path, caplog):
-    """Its words are read; what it says in another encoding is no reason to fail."""
-    monkeypatch.setenv("LC_ALL", "de_DE.ISO-8859-1")
-    script = tmp_path / "cxx"
-    said = r"""[ "$LC_ALL" = C ] && word=error || word=Fehler; printf 'x: %s: \344\n' "$word" >&2"""
-    script.write_text(f'#!/bin/sh\n{said}\n[ "$1" = --version ]\n', encoding="utf-8")
-    script.chmod(0o755)
-    monkeypatch.setenv("CXX", str(script))
-    with caplog.at_level(logging.WARNING, "gradwire"):
-        assert build.load_library("select") is None
-    assert_one_warning(caplog, "x: error: \ufffd")
-
-
-def test_importing_compiles_nothing(folder):
-    modules = "gradwire.kernels.select, gradwire.kernels.cast, gradwire.compress.onebit"
-    subprocess.run([sys.executable, "-c", f"import {modules}"], check=True, timeout=100)
-    assert not folder.exists()
 
 
 @needs_compiler

@@ -155,12 +155,6 @@ def test_a_library_that_others_could_write_is_not_loaded(
     assert (kept.path / NAME).stat().st_uid == os.geteuid()
 
 
-def test_a_pipe_in_place_of_a_library_holds_nobody_up(kept: compiler.Cache) -> None:
-    (kept.path / NAME).unlink()
-    os.mkfifo(kept.path / NAME)
-    assert not is_taken(kept)
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_library_that_was_damaged_anywhere_is_not_loaded(
@@ -234,23 +228,6 @@ def test_a_library_is_on_the_disk_before_it_has_its_name(
     assert synced == [(False, False), (True, True)]
 
 
-def test_what_fails_leaves_no_draft(kept: compiler.Cache) -> None:
-    with pytest.raises(ZeroDivisionError), kept.draft("other.so"):
-        raise ZeroDivisionError
-    assert [path.name for path in kept.path.iterdir()] == [NAME]
-
-
-def test_a_lock_that_is_a_link_changes_nothing_of_the_file_it_leads_to(
-    kept: compiler.Cache,
-) -> None:
-    precious = kept.path.parent / "thesis"
-    precious.write_text("years of work")
-    (kept.path / NAME).with_suffix(".lock").symlink_to(precious)
-    with kept.one_builder(NAME, 0.0):
-        pass
-    assert precious.read_text() == "years of work"
-
-
 @pytest.fixture
 def held(kept: compiler.Cache) -> Iterator[None]:
     """Someone holds the library's lock, as a builder that is stopped does."""
@@ -272,16 +249,6 @@ def test_who_waited_long_enough_builds_too_and_says_so(
     (line,) = warnings(caplog)
     assert "may be stopped" in line
     assert NAME in line
-
-
-@pytest.mark.usefixtures("held")
-def test_who_waits_goes_on_when_the_library_is_there(
-    kept: compiler.Cache, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whoever put it there, and although the lock is still held."""
-    with kept.one_builder(NAME, 1e9):
-        pass
-    assert warnings(caplog) == []
 
 
 def test_a_process_that_was_forked_by_a_builder_does_not_keep_its_lock(
@@ -332,10 +299,3 @@ def test_without_any_folder_a_private_one_is_made(
     assert stat.S_IMODE(found.stat().st_mode) == 0o700
     (line,) = warnings(caplog)
     assert str(planted) in line
-
-
-def test_a_temporary_folder_is_not_looked_for_without_need(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: pytest.fail("nobody asked for it"))
-    assert first() == tmp_path / "cache" / "gradwire"

@@ -92,24 +92,6 @@ def test_overflow_becomes_inf_and_keeps_the_residual(forced):
         assert encoded(torch.tensor([1e6]), torch.float16, 0.01)[0].tolist() == [10000.0]
 
 
-@pytest.mark.usefixtures("compiled")
-def test_thread_count_changes_no_byte():
-    x_N, residual_N = vector(300_001, "normal", 7), residual_for(torch.empty(300_001), 7)
-    with num_threads(1):
-        alone = encoded(x_N, torch.bfloat16, 0.5, residual_N)
-    with num_threads(2):
-        together = encoded(x_N, torch.bfloat16, 0.5, residual_N)
-    assert all(same_bits(a, b) for a, b in zip(alone, together, strict=True))
-
-
-@each("dtype", DTYPES, ids=str)
-def test_double_gradients_take_the_reference(dtype):
-    x_N = vector(1000, "normal", 1).double()
-    half_N, after_N = encoded(x_N, dtype, 1.0, torch.zeros(1000, dtype=torch.float64))
-    assert same_bits(half_N, x_N.to(dtype))
-    assert torch.equal(half_N.double() + after_N, x_N)
-
-
 def test_wrong_operands_are_named():
     x_N = torch.zeros(4)
     with pytest.raises(InvalidSetting, match=r"out_N must be of dtype torch\.float16 or"):

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.errors import InvalidSetting
 from gradwire.kernels import magnitudes
 from gradwire.kernels.libraries import reference_only
 from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
@@ -41,14 +40,3 @@ def test_cpp_norms_are_the_reference(case, with_residual, threads):
         return
     for norm, start, stop in zip(got.tolist(), edges[:-1], edges[1:], strict=True):
         assert norm == pytest.approx(float(x_N[start:stop].double().square().sum()), rel=1e-12)
-
-
-def test_outside_the_ranges_nothing_is_added():
-    _, after_N = norms(torch.ones(5), [1, 4], [3, 4], torch.zeros(5))
-    assert after_N.tolist() == [0.0, 1.0, 1.0, 0.0, 0.0]
-
-
-def test_ranges_are_checked():
-    for starts, stops in (([0], [6]), ([3], [2]), ([-1], [2])):
-        with pytest.raises(InvalidSetting, match="within"):
-            norms(torch.ones(5), starts, stops)

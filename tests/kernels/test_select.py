@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -117,14 +116,6 @@ def test_lanes_may_select_at_the_same_time():
         assert same_bits(got[1], want[1])
 
 
-@each("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_the_largest_leave_the_residual(dtype):
-    x_N, ones_N = torch.tensor([1.0, -5.0, 2.0, 0.0, 4.0], dtype=dtype), torch.ones(5, dtype=dtype)
-    found = selected(x_N, 3, ones_N)
-    wanted = [[1, 2, 4], [-4.0, 3.0, 5.0], [2.0, 0.0, 0.0, 1.0, 0.0]]
-    assert [one.tolist() for one in found] == wanted
-
-
 def selected_ranges(c_N, starts, stops, ks, firsts=None):
     indices_K = torch.full((sum(ks),), -1, dtype=torch.int32)
     values_K = torch.full((sum(ks),), 7.0, dtype=c_N.dtype)
@@ -167,24 +158,6 @@ def test_short_ranges_and_dense_ones_are_the_reference(kind):
                 want_K, want_values_K, _ = selected(c_N, k)
             assert torch.equal(indices_K, want_K)
             assert same_bits(values_K, want_values_K)
-
-
-def test_ranges_are_checked():
-    c_N = torch.ones(10)
-    for starts, stops, ks in (([5], [11], [1]), ([-1], [3], [1]), ([0], [2], [3]), ([4], [2], [0])):
-        with pytest.raises(InvalidSetting, match="within"):
-            selected_ranges(c_N, starts, stops, ks)
-    one_L, two_K = torch.tensor([1]), torch.empty(2, dtype=torch.int32)
-    with pytest.raises(InvalidSetting, match="of 1 elements, the sum of ks_L, got 2"):
-        select.topk_ranges(c_N, 0 * one_L, 3 * one_L, one_L, two_K, torch.empty(2))
-
-
-@pytest.mark.usefixtures("compiled")
-def test_indices_count_from_what_is_asked():
-    operands = (torch.tensor([1.0, 3.0, 2.0, 5.0, 4.0]), [0, 2], [2, 5], [1, 2])
-    for way in (nullcontext, reference_only):
-        with way():
-            assert selected_ranges(*operands, firsts=[10, 0])[0].tolist() == [11, 1, 2]
 
 
 @pytest.mark.usefixtures("compiled")
@@ -250,18 +223,6 @@ def test_scatter_add_of_repeated_indices_and_of_wrong_ones(forced):
         assert out_N.tolist() == [4.0, 0.0, 0.0, 3.0]
 
 
-def test_wrong_operands_are_named():
-    x_N = torch.zeros(4)
-    with pytest.raises(InvalidSetting, match="indices_K must be at most grad_N's length 4, got 5"):
-        selected(x_N, 5)
-    with pytest.raises(InvalidSetting, match=r"indices_K must be of dtype torch\.int32"):
-        select.topk(x_N, torch.zeros(2, dtype=torch.int64), torch.zeros(2))
-    with pytest.raises(InvalidSetting, match="values_K must be a contiguous vector of 2"):
-        select.topk(x_N, torch.zeros(2, dtype=torch.int32), torch.zeros(3))
-    with pytest.raises(InvalidSetting, match=r"residual_N must be of dtype torch\.float32"):
-        selected(x_N, 2, torch.zeros(4, dtype=torch.float64))
-
-
 @pytest.mark.usefixtures("compiled")
 @each("threads", [1, 2])
 @each("forced", [False, True])
@@ -279,12 +240,3 @@ def test_many_vectors_in_one_call_are_each_as_alone(forced, threads):
     for own, want_part in zip(zip(indices, values, residuals, strict=True), want, strict=True):
         for got_N, want_N in zip(own, want_part, strict=True):
             assert (got_N is None and want_N is None) or same_bits(got_N, want_N)
-
-
-def test_none_of_many_is_selected_where_one_is_refused():
-    indices = [torch.full((1,), -1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)]
-    with pytest.raises(InvalidSetting, match="shorten it"):
-        select.topk_many(
-            [torch.ones(4), torch.ones(2)], indices, [torch.ones(1), torch.ones(3)], [None] * 2
-        )
-    assert indices[0].tolist() == [-1]

@@ -7,7 +7,7 @@ import math
 
 from rich.console import Console
 
-from gradwire.cli.report.table import cell, cells, columns, heading, markdown, plain, rich_table
+from gradwire.cli.report.table import cell, cells, markdown, plain, rich_table
 from tests.each import each
 
 ROWS = [
@@ -41,12 +41,6 @@ def test_the_key_decides_how_a_value_looks(key: str, value: object, text: str) -
     assert cell(key, value) == text
 
 
-def test_columns_and_headings() -> None:
-    assert columns([{"b_s": 1}, {"name": "x", "c": 2}]) == ["name", "b_s", "c"]
-    assert heading("fraction_of_copy_bandwidth") == "copy bandwidth"
-    assert heading("num_steps") == "steps"
-
-
 def test_absent_cells_are_empty_and_none_is_a_dash() -> None:
     assert cells(ROWS)[0][-1] == ""
     assert cells(ROWS)[1][-1] == "-"
@@ -73,8 +67,3 @@ def test_a_terminal_gets_every_cell_and_reads_no_markup() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for row in cells(rows):
         assert all(cell in text for cell in row)
-
-
-def test_no_rows_make_an_empty_table() -> None:
-    assert plain([], title="none") == "none\n"
-    assert columns([]) == []

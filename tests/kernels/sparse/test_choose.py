@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from math import log2
 
-import torch
-
 from gradwire.kernels.sparse.choose import OF_PARTS, smallest
-from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.dense import dense
 from gradwire.kernels.sparse.formats.elias_fano import elias_fano
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
@@ -23,15 +20,6 @@ def test_few_entries_take_a_code_many_bits_and_all_none(count: int, chosen: obje
     assert found == chosen
     sizes = [form.size_bytes(count, 1000) for form in OF_PARTS]
     assert found.size_bytes(count, 1000) == min(sizes)
-
-
-def test_wide_units_and_other_dtypes_count() -> None:
-    among = (dense(), coo(), hash_bitmap())
-    assert smallest(among, 40, 1000) == hash_bitmap()
-    assert smallest(among, 30, 1000, 64) == coo()
-    assert smallest(OF_PARTS, 999, 1000, 64) == hash_bitmap()
-    assert smallest(OF_PARTS, 900, 1000, 1, torch.float64) == hash_bitmap()
-    assert hash_bitmap().size_bytes(900, 1000, dtype=torch.float64) == 900 * 8 + 125
 
 
 @each("share", [0.001, 0.01, 0.03, 0.1])

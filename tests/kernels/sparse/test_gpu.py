@@ -17,7 +17,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradwire.errors import InvalidSetting
 from gradwire.kernels.sparse.entries import Entries, Parts
 from gradwire.kernels.sparse.gpu import partition_launch as gpu
 from gradwire.kernels.sparse.partition import partition
@@ -157,13 +156,6 @@ def test_what_overflows_is_counted() -> None:
     assert tight.fallback > 100
     _, single = algorithm_1(entries, num_units, world, shuffle, rehashes=1)
     assert single.serial + single.fallback > roomy.serial + roomy.fallback
-
-
-def test_indices_outside_are_named() -> None:
-    wrong = Entries(torch.tensor([3, 10], dtype=torch.int32), torch.ones(2))
-    for way in (gpu.two_passes, algorithm_1):
-        with pytest.raises(InvalidSetting, match=r"index 1 must lie in \[0, 10\), got 10"):
-            way(on_device(wrong), 10, 2, None)
 
 
 COMPILE = """

@@ -9,7 +9,7 @@ import torch
 
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.libraries import reference_only
-from gradwire.kernels.sparse.entries import Entries, Part, check_entries, nonzero
+from gradwire.kernels.sparse.entries import Entries, Part, check_entries
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.elias_fano import elias_fano
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
@@ -17,7 +17,6 @@ from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.kernels.sparse.scatter import scatter_entries
-from papers.zen.bitmap import bitmap
 from tests.each import each
 
 
@@ -66,11 +65,6 @@ def test_elias_and_fanos_code_takes_ascending_places_only(wrong: tuple[int, int]
         elias_fano().encode(at(*wrong), 10)
 
 
-def test_elias_and_fanos_code_keeps_duplicates() -> None:
-    payload = elias_fano().encode(at(3, 3, 9), 10)
-    assert elias_fano().decode(payload, 10).indices_K.tolist() == [3, 3, 9]
-
-
 @each(
     "field, given, says",
     [
@@ -111,12 +105,6 @@ def test_bits_that_do_not_fit_the_values_are_refused(bits: list[int]) -> None:
     assert not out_N.any()
 
 
-def test_a_bitmap_by_index_is_no_bitmap_by_place() -> None:
-    payload = bitmap().encode(at(0, 1), 10)
-    with pytest.raises(InvalidSetting, match="use hash_bitmap"):
-        bitmap().scatter(payload, Part(10, permutation=Permutation(10)), torch.zeros(10))
-
-
 def test_what_was_made_for_another_vector_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="permutation must be one of 10 units"):
         Part(10, permutation=Permutation(11))
@@ -146,13 +134,3 @@ def test_what_was_made_for_another_vector_is_refused() -> None:
 def test_entries_belong_together(wrong: Entries) -> None:
     with pytest.raises(InvalidSetting):
         check_entries(wrong)
-
-
-def test_nonzero_units_of_a_dense_vector() -> None:
-    dense_N = torch.tensor([0.0, -0.0, 3.0, 0.0, torch.nan, 0.0, 5.0])
-    found = nonzero(dense_N)
-    assert found.indices_K.tolist() == [2, 4, 6]
-    rows = nonzero(dense_N, 3)
-    assert rows.indices_K.tolist() == [0, 1, 2]
-    assert rows.values[-3:].tolist() == [5.0, 0.0, 0.0]
-    assert nonzero(torch.zeros(0), 3).num == 0
