@@ -16,10 +16,8 @@ import torch
 
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
-from gradwire.errors import GradwireError
 from gradwire_bench.micro import device, offload
 from tests.bench.testbed.forked import fork_ranks
-from tests.each import each
 from tests.runtime import late
 from tests.runtime.ranks import Ranks
 
@@ -70,17 +68,6 @@ def test_a_device_has_both_ways_and_what_they_cost(late_one: Ranks) -> None:
     assert large["paper_host_s"] == 1.49e-3
 
 
-def test_nothing_is_begun_once_the_minutes_are_over() -> None:
-    bench = device.DeviceBench.small(numel=4096, minutes=1e-9)
-    rows, notes = device.run(bench, ignore, codecs=[onebit()])
-    assert rows[1:] == [{"name": "onebit", "note": "left out: no time left"}]
-    assert [note.partition(" was")[0] for note in notes[1:]] == [
-        "partition",
-        "offload",
-        "training at 1.00 Gbit/s",
-    ]
-
-
 @pytest.mark.multi
 @pytest.mark.slow
 def test_each_way_to_average_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,19 +77,6 @@ def test_each_way_to_average_trains_the_same_model(monkeypatch: pytest.MonkeyPat
     assert [str(row["name"]) for row in rows] == [f"training/{side}" for side in device.SIDES]
     assert all(float(str(row["steps_per_second"])) > 0 for row in rows)
     assert len({row["num_parameters"] for row in rows}) == 1
-
-
-@each(
-    "given, text",
-    [
-        ({"parts": ("kernel",)}, "kernels"),
-        ({"device": "tpu"}, "cuda or cpu"),
-        ({"ranks": 1}, "at least 2"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(given: dict[str, Any], text: str) -> None:
-    with pytest.raises(GradwireError, match=text):
-        device.DeviceBench.small(**given)
 
 
 @pytest.mark.slow

@@ -6,21 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.errors import InvalidSetting
 from gradwire_bench.runs.matrix import (
-    BEGIN,
-    END,
-    PROGRAMS,
     Cell,
     Matrix,
     ProgramEnd,
-    ProgramFile,
     is_wrong,
     judge,
     markdown,
-    read,
     run,
-    write,
 )
 from tests.each import each
 
@@ -93,21 +86,6 @@ def test_what_is_wrong_is_said(
         assert found.text.startswith(text or "")
 
 
-def test_the_table_goes_between_the_marks(tmp_path: Path) -> None:
-    found = {"one": (ProgramFile(Path("one.py"), 2, frozenset(), 3), {"none": Cell("WRONG", "w")})}
-    page = tmp_path / "page.md"
-    with pytest.raises(InvalidSetting, match="a page with"):
-        write(found, page)
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write(found, page)
-    text = page.read_text()
-    assert "| one | 2 | 3 | WRONG [1] |" in text
-    assert "1 cells: 0 same, 0 refused, 0 skipped, 1 WRONG." in text
-    assert text.startswith("before")
-    assert text.endswith("after\n")
-    assert "old" not in text
-
-
 @pytest.mark.smoke
 def test_the_page_has_every_program() -> None:
     rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
@@ -116,9 +94,3 @@ def test_the_page_has_every_program() -> None:
         row = shown[program.path.stem]
         assert row[2] == str(program.num_lines)
         assert "WRONG" not in " ".join(row)
-
-
-def test_programs_add_few_lines() -> None:
-    programs = [read(path) for path in PROGRAMS.glob("*.py") if path.stem != "one_run"]
-    assert len(programs) > 20
-    assert all(2 <= one.num_lines <= 3 for one in programs)

@@ -27,14 +27,6 @@ class DeMo(torch.optim.SGD):
                  compression_chunk=64, weight_decay=0.0, process_group=None, **kwargs):
         super().__init__(params, **kwargs)
 """,
-    "dion/__init__.py": """
-import torch
-
-class Dion(torch.optim.SGD):
-    def __init__(self, params, replicate_mesh=None, rank_fraction=1.0, lr=0.01):
-        assert 0 < rank_fraction < 1
-        super().__init__(params, lr=lr)
-""",
     "powersgd/__init__.py": """
 from typing import NamedTuple
 
@@ -54,18 +46,6 @@ class PowerSGD:
             gradient.mul_(0.5)
         return [gradient.clone() for gradient in gradients]
 """,
-    "grace_dl/__init__.py": "",
-    "grace_dl/dist/__init__.py": "",
-    "grace_dl/dist/helper.py": """
-class Allgather:
-    def step(self, tensor, name):
-        return 0.0 * tensor
-
-def grace_from_params(params):
-    assert params["compressor"] == "topk" and params["memory"] == "residual"
-    assert params["communicator"] == "allgather" and params["world_size"] == 1
-    return Allgather()
-""",
     "gradient_reducers.py": """
 class DeftReducer:
     def __init__(self):
@@ -80,52 +60,6 @@ class DeftReducer:
         for i, grad in enumerate(grad_in):
             grad_out[i], memory_out[i] = 0.25 * grad, 0.75 * grad
         return 0, 0
-""",
-    "accelerate/__init__.py": """
-class Accelerator:
-    def __init__(self, cpu=False):
-        assert cpu
-
-    def prepare_model(self, model):
-        return model
-""",
-    "torchft/__init__.py": "",
-    "torchft/local_sgd.py": """
-class LocalSGD:
-    def __init__(self, manager, model, optimizer, sync_every):
-        self.manager, self.model, self.optimizer = manager, model, optimizer
-
-    def __enter__(self):
-        self.optimizer.register_step_post_hook(self.sync)
-        return self
-
-    def sync(self, *_):
-        manager = self.manager
-        manager.disallow_state_dict_read()
-        manager.allow_state_dict_read()
-        manager.start_quorum()
-        for param in self.model.parameters():
-            manager.allreduce(param.data, should_quantize=False).wait()
-        assert manager.should_commit()
-        self.model.step = manager.current_step()
-
-class DiLoCo(LocalSGD):
-    def __init__(self, manager, model_fragments, inner_optimizer, outer_optimizer, sync_every):
-        assert not manager._use_async_quorum
-        manager.register_state_dict_fn("fragment", None, None)
-        super().__init__(manager, model_fragments[0], inner_optimizer, sync_every)
-""",
-    "accelerate/local_sgd.py": """
-class LocalSGD:
-    def __init__(self, accelerator, model, local_sgd_steps, enabled=True):
-        self.num_steps = -1000
-
-    def __enter__(self):
-        self.num_steps = 0
-        return self
-
-    def step(self):
-        self.num_steps += 1
 """,
 }
 

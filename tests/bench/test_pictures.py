@@ -9,8 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from gradwire.contract.trace.span import Span, Trace
-from gradwire.errors import InvalidSetting
-from gradwire_bench.report import bars, curves, timeline
+from gradwire_bench.report import bars, timeline
 
 DENSE = Trace.of(
     [
@@ -83,19 +82,3 @@ def test_bars_show_each_value_and_no_bar_for_an_absent_one(
     assert [text.get_text() for text in step.texts] == ["1.00 s", "200 ms"]
     assert [text.get_text() for text in loss.texts] == ["2", "-"]
     assert loss.get_title(loc="left") == "final"
-
-
-def test_curves_pass_through_their_points_and_name_the_highest_first(
-    tmp_path: Path, figures: list[Figure]
-) -> None:
-    series = {"low": [(0, 3.0), (1, 1.0)], "high": [(0, 3.0), (1, 2.0)], "none": []}
-    path = curves.draw(series, tmp_path / "c.png", title="loss", x_label="step", y_label="loss")
-    assert _is_png(path)
-    axes = figures[0].axes[0]
-    assert [line.get_xydata().tolist() for line in axes.lines] == [
-        [[0, 3], [1, 1]],
-        [[0, 3], [1, 2]],
-    ]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["high", "low"]
-    with pytest.raises(InvalidSetting, match="at least one point"):
-        curves.draw({"none": []}, tmp_path / "c.png", title="", x_label="", y_label="")

@@ -60,38 +60,6 @@ def test_sleeps_that_last_too_long_do_not_add_up() -> None:
     assert clock.now_s == 10.0 + OVERSHOOT_S
 
 
-def test_forward_layers_are_queued_and_follow_each_other() -> None:
-    on, clock = device()
-    on.forward("a", 1.0)
-    on.forward("b", 2.0)
-    assert (clock.now_s, on.free_s) == (0.0, 3.0)
-    on.backward("b", 4.0)
-    assert on.free_s == 7.0
-    assert [(s.lane, s.start_s, s.end_s) for s in on.take_spans()] == [
-        ("forward", 0.0, 1.0),
-        ("forward", 1.0, 3.0),
-        ("backward", 3.0, 7.0),
-    ]
-    assert on.take_spans() == []
-
-
-def test_an_encode_within_the_backward_pass_occupies_the_device() -> None:
-    """Behind the layer whose gradients it takes, and not behind what came before that."""
-    on, clock = device()
-    inline_s = 7.0  # of steps before
-    on.inline_s = lambda: inline_s
-    on.backward("c", 1.0)
-    clock.now_s += 2.0
-    inline_s += 2.0
-    on.backward("b", 1.0)
-    on.backward("a", 1.0)
-    assert [(s.name, s.start_s, s.end_s) for s in on.take_spans()] == [
-        ("c", 0.0, 1.0),
-        ("b", 3.0, 4.0),
-        ("a", 4.0, 5.0),
-    ]
-
-
 @pytest.mark.smoke
 def test_gradients_are_handed_out_when_their_layer_ends() -> None:
     on, clock = device()
@@ -124,22 +92,6 @@ def test_gradients_are_real_and_never_copied() -> None:
     assert places[0] == places[1]
     assert len(places[0]) == 3
     assert all(bool((param == -3.0).all()) for param in model.parameters())
-
-
-def test_drawn_gradients_come_back_in_every_step() -> None:
-    model, again, other = (Replay(THREE, device()[0], seed=seed) for seed in (1, 1, 2))
-    seen = []
-    for one in (model, model, again, other):
-        one.zero_grad()
-        one().backward()
-        grads = [p.grad for p in one.parameters() if p.grad is not None]
-        seen.append(torch.cat([grad.flatten() for grad in grads]))
-        for grad in grads:
-            grad.zero_()  # as an exchange in place leaves something else
-    assert bool(seen[0].any())
-    assert torch.equal(seen[0], seen[1])
-    assert torch.equal(seen[0], seen[2])
-    assert not torch.equal(seen[0], seen[3])
 
 
 @each("name", catalogue.names())

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gradwire_bench.cli import _checkout
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -58,13 +57,3 @@ def test_the_list_says_what_is_reproduced_and_why_not(gradwire: Run) -> None:
     assert "not reproduced" in gradwire("reproduce", "usbyte", "--list").out
     one = json.loads(gradwire("reproduce", "zen", "--list", "--figure", "figure2b", "--json").out)
     assert [row["name"] for row in one["rows"]] == ["figure 2"]
-
-
-def test_outside_of_a_checkout_the_papers_are_named(
-    gradwire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_checkout, "ROOT", tmp_path)
-    ended = gradwire("reproduce", "usbyte", "--list")
-    assert ended.code == 2
-    assert "papers/ is part of gradwire's source repository and of no package" in ended.err
-    assert "make setup" in ended.err

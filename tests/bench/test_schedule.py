@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 
 from gradwire.contract.units import parse_rate
-from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.price import iteration_s
 from gradwire_bench.schedule import schedule
 from gradwire_bench.schedule.replay import scaled_profile
 from gradwire_bench.schedule.schedule import ScheduleBench
-from gradwire_bench.schedule.schedule_rank import make_plan
 
 pytestmark = pytest.mark.slow
 
@@ -33,8 +29,6 @@ PROFILE = Profile(
         for i, numel in enumerate((64_000, 6_400, 256_000, 640))
     ),
 )
-FIT = LineFit(alpha_s=2e-3, per_unit_s=1e-8)
-CLUSTER = Cluster(num_ranks=8, rate_bytes_per_s=1.75e8, collectives={"all_reduce": FIT})
 
 
 @pytest.mark.smoke
@@ -54,27 +48,6 @@ def test_rows_are_planners_and_where_asked_those_with_fixed_settings() -> None:
     assert [name for name, row in rows.items() if row["tune"]] == tuned
     assert rows["bytescheduler-fixed"]["settings"] == {"partition_bytes": 500_000, "credit": 2}
     assert len(ScheduleBench().rows()) == 6
-
-
-def test_sizes_in_settings_mean_the_profile_at_full_size() -> None:
-    settings = {"scale": 4.0, "slowdown": 2.0, "trials": 3}
-    small = scaled_profile(PROFILE, scale=4)
-    row: dict[str, Any] = {
-        "planner": "bytescheduler",
-        "settings": {"partition_bytes": 32_000, "credit": 2},
-    }
-    made = make_plan(PROFILE, CLUSTER, row | {"tune": False}, settings)
-    assert made.settings == {"partition_bytes": 8_000, "credit": 2}
-    assert max(sum(c.numel for c in m.chunks) for m in made.messages) == 2_000
-    ddp = make_plan(PROFILE, CLUSTER, {"planner": "ddp", "settings": {}, "tune": False}, settings)
-    assert ddp.settings["bucket_bytes"] == 25 * 2**20 // 4
-    row = {"planner": "usbyte_extended", "settings": {"credit": 1}, "tune": True}
-    tuned = make_plan(PROFILE, CLUSTER, row, settings)
-    default = make_plan(PROFILE, CLUSTER, row | {"tune": False}, settings)
-    scaled_s = [
-        iteration_s(p, scaled_profile(small, slowdown=2), CLUSTER) for p in (tuned, default)
-    ]
-    assert scaled_s[0] <= scaled_s[1] * (1 + 1e-9)
 
 
 def test_the_rank_that_ends_last_counts() -> None:

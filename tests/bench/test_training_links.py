@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,34 +73,6 @@ def test_a_row_says_when_the_goal_was_reached(asked: list[dict[str, Any]]) -> No
     assert int8["to_goal_s"] == 8.0
     assert topk["to_goal_s"] is topk["speedup_vs_ddp"] is None, "it ends at 3.8"
     assert topk["loss"] == pytest.approx(3.8)
-
-
-def test_rates_are_tuned_on_the_fastest_link_alone(asked: list[dict[str, Any]]) -> None:
-    rows = run(bench(("int8",), seeds=2, learning_rates=3), nothing).rows
-    assert [call["link"] for call in asked] == [2e9, 2e9, 1e9, 1e9]
-    assert [call["seed"] for call in asked] == [0, 1, 0, 1]
-    assert len(asked[0]["entrants"]) == 6
-    assert [call["entrants"] for call in asked[1:]] == [[(DDP, 2.0), ("int8", 0.5)]] * 3
-    assert [(row["name"], row["times_rate"]) for row in rows] == [(DDP, 2.0), ("int8", 0.5)] * 2
-
-
-def test_the_loopback_is_the_fastest_link(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[Any] = []
-
-    @contextmanager
-    def unshaped(testbed: Any) -> Any:
-        opened.append(testbed)
-        asked.append({"link": None})
-        yield SimpleNamespace(shaped=False)
-
-    monkeypatch.setattr(training_links, "loopback_hosts", unshaped)
-    links = replace(bench(("int8",)), rates_bytes_per_s=(1e9, None, 2e9))
-    rows = run(links, nothing).rows
-    assert [call["link"] for call in asked] == [None, 2e9, 1e9]
-    assert [row["link"] for row in rows[::2]] == ["unshaped loopback", "16.0 Gbit/s", "8.00 Gbit/s"]
-    assert len(opened) == 1
 
 
 def test_the_line_between_two_scores_is_followed_to_the_goal() -> None:

@@ -178,26 +178,6 @@ def test_what_raises_is_told_with_its_line(gradwire: Run, tmp_path: Path) -> Non
     assert "also    " in ended.out
 
 
-@pytest.mark.parametrize(
-    ("value", "traits", "broken"),
-    [
-        ("top * 2", ", contraction=True", "contraction"),
-        ("top / 2", ", unbiased=True", "unbiased"),
-        ("0.0", "", "non_finite_is_visible"),
-    ],
-)
-def test_a_programs_broken_promise_is_code_1(
-    gradwire: Run, tmp_path: Path, value: str, traits: str, broken: str
-) -> None:
-    path = own(tmp_path, OWN.format(value=value, traits=traits))
-    ended = gradwire("check", path, "--json")
-    assert ended.code == 1
-    found = rows_of(ended)
-    assert found[broken]["verdict"] == "broken"
-    assert "elements" in found[broken]["given"]
-    assert found["compiled_as_interpreted"]["verdict"] != "broken"
-
-
 @each(
     "words, message",
     [

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.fusion import NOTHING
-from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import profile_of
@@ -173,14 +171,6 @@ def test_offloading_is_the_best_of_all_counts() -> None:
             every_s.append(iteration_s(chosen(inline, picked), profile, cluster))
     assert found_s == pytest.approx(min(every_s))
     assert found_s < iteration_s(inline, profile, cluster)
-
-
-def test_each_tensor_is_a_message_and_offloading_pays_on_models() -> None:
-    profile, cluster = catalogue.load("bert_base"), cluster_of()
-    plan, inline = espresso(profile, cluster), espresso(profile, cluster, offload=False)
-    assert all(len(message.chunks) == 1 for message in plan.messages)
-    seconds = [iteration_s(one, profile, cluster) for one in (plan, inline)]
-    assert seconds[0] < seconds[1] < iteration_s(wfbp(profile, cluster), profile, cluster)
 
 
 @pytest.mark.smoke

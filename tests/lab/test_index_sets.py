@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -16,10 +16,6 @@ from gradwire.planning.data.sparsity import (
 )
 from gradwire_lab.planning.index_sets import (
     densification_ratio,
-    density,
-    extrapolated,
-    partition_shares,
-    skewness_ratio,
     unit_sparsity,
 )
 from tests.strategies import bounded
@@ -44,21 +40,6 @@ def test_densification_is_the_mean_over_all_subsets(sets: list[Indices]) -> None
     )
 
 
-@bounded(40)
-@given(indices=index_sets, parts=st.integers(1, 50))
-def test_skewness_and_shares(indices: Indices, parts: int) -> None:
-    edges = [NUM_UNITS * i // parts for i in range(parts + 1)]
-    counts = [sum(a <= i < b for i in indices) for a, b in pairwise(edges)]
-    sizes = [b - a for a, b in pairwise(edges)]
-    densities = [count / size for count, size in zip(counts, sizes, strict=True) if size]
-    own = len(indices) / NUM_UNITS
-    expected = max(densities) / own if own else 1.0
-    assert skewness_ratio(indices, NUM_UNITS, parts) == pytest.approx(expected)
-    assert partition_shares(indices, NUM_UNITS, parts) == pytest.approx(
-        [count / max(1, len(indices)) for count in counts]
-    )
-
-
 @pytest.mark.smoke
 @bounded(15)
 @given(sets=st.lists(index_sets, min_size=2, max_size=9))
@@ -76,19 +57,6 @@ def test_all_figures_are_possible_ones(sets: list[Indices]) -> None:
     assert not found.is_extrapolated(2)
     assert [one.ranks for one in found.densification] == list(DOUBLINGS)
     assert UnitSparsity.model_validate_json(found.model_dump_json()) == found
-
-
-def test_what_is_extrapolated_is_near_for_words() -> None:
-    """Words of a text are drawn by Zipf's law; 16 batches foretell 128 within a quarter."""
-    draw = np.random.default_rng(0)
-    weights = 1 / np.arange(1, 20_001)
-    weights /= weights.sum()
-    sets = [np.unique(draw.choice(20_000, 500, p=weights)) for _ in range(128)]
-    true = densification_ratio(sets)
-    measured = {ranks: densification_ratio(sets[:16], ranks) for ranks in DOUBLINGS[:4]}
-    found = extrapolated(measured, density(sets[0], 20_000))
-    assert [one.extrapolated for one in found] == [False] * 4 + [True] * 3
-    assert true <= found[-1].ratio <= 1.25 * true
 
 
 def test_imbalances_of_push_and_pull_by_ranges() -> None:

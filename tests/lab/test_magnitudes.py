@@ -14,7 +14,7 @@ from gradwire_lab.compress import _magnitudes
 from gradwire_lab.compress._magnitudes import Magnitudes
 from gradwire_lab.laws.densities import KINDS, drawn
 from tests.each import each
-from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
+from tests.kernels.vectors import cases, compiled, residual_for, same_bits, vector
 
 __all__ = ["compiled"]
 
@@ -31,16 +31,6 @@ def test_moments_are_those_of_the_elements(kind):
     beyond = others_N.abs()[others_N.abs() >= threshold]
     assert seen.above(threshold).mean == pytest.approx(float(beyond.mean()) - threshold, rel=1e-2)
     assert seen.above(threshold).variance == pytest.approx(float(beyond.var()), rel=1e-2)
-
-
-@each("threshold", [1e-9, 0.1, 1.0, 2.5, 1e9])
-def test_what_reaches_an_edge_is_counted_exactly(threshold):
-    grad_N = drawn("normal", 30_000)
-    seen = Magnitudes.of(grad_N)
-    edge = seen.edge_within(threshold, 1, 0, inf)
-    assert seen.num_reaching(threshold) == int((grad_N.abs() >= edge).sum()) > 0
-    if 0.01 < threshold < 3:
-        assert edge == pytest.approx(threshold, rel=2**-8)
 
 
 @each(
@@ -81,15 +71,3 @@ def test_cpp_histogram_is_the_reference(case, with_residual):
         want = histogram(x_N, residual_N)
     assert all(torch.equal(a, b) for a, b in zip(got[:2], want[:2], strict=True))
     assert not with_residual or same_bits(got[2], want[2])
-
-
-@pytest.mark.usefixtures("compiled")
-@each("kind", ["normal", "all equal"])
-def test_thread_count_changes_no_count(kind):
-    x_N = vector(1_200_003, kind, 7)
-    found = []
-    for count in (1, 2):
-        with num_threads(count):
-            found.append(histogram(x_N))
-    assert int(found[0][1].sum()) == x_N.numel()
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

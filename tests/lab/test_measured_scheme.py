@@ -13,12 +13,9 @@ import gradwire as gw
 from gradwire.contract import Member, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Steps
-from gradwire.errors import Deadlock, InvalidSetting
-from gradwire.exchange.by_name import run_local
+from gradwire.errors import Deadlock
 from gradwire.exchange.counted import LOSSLESS
-from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
-from gradwire.exchange.pair import Pair
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme, scheme_of, with_measured_scheme
 from tests.each import each
 
@@ -99,27 +96,3 @@ def test_a_choice_of_one_rank_alone_is_caught() -> None:
     ways(sound, grads, 2)
     with pytest.raises(Deadlock):
         ways(Selfish(sound.inner, 1), grads, 2)
-
-
-def test_state_is_once_for_each_tensor_and_the_furthest_counts() -> None:
-    exchange = measured(gw.compress.topk(density=0.1))
-    spec = TensorSpec("", 6, shapes=((4,), (2,)))
-    state = exchange.init(spec, 2)
-    assert len(state.noted_T) == 2
-    grads = [torch.arange(6.0), -torch.arange(6.0)]
-    states = [state, exchange.init(spec, 2)]
-    for own in states:
-        own.noted_T[1].copy_(torch.tensor([5.0, 0.5, 0.5]))
-    after = [state for *_, state in run_local(exchange, grads, states)]
-    assert float(after[0].noted_T[1][0]) == 5.0, "all steps were measured"
-
-
-def test_error_feedback_stays_outermost_and_what_has_no_entries_is_refused() -> None:
-    made = with_measured_scheme(gw.compress.topk(density=0.1))
-    assert isinstance(made, ErrorFeedback)
-    assert isinstance(made.inner, MeasuredScheme)
-    assert isinstance(made.inner.inner, Pair)
-    sparse = gw.pair(gw.compress.topk(), gw.collective.omnireduce())
-    for wrong in (gw.compress.onebit(), gw.compress.cltk(), sparse):
-        with pytest.raises(InvalidSetting, match="allgather_sparse, zen or sparcml"):
-            with_measured_scheme(wrong)

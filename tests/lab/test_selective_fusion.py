@@ -35,7 +35,6 @@ from gradwire_lab.planner.selective_fusion import (
 )
 from gradwire_lab.planning.mixing import WHOLE, MixedCost, MixedGroup, Way, improved
 from gradwire_lab.planning.mixing_search import first_groups
-from tests.each import each
 from tests.lab.test_espresso import cluster_of
 from tests.planning.profiles import profiles
 from tests.strategies import bounded
@@ -190,41 +189,3 @@ def test_something_of_every_tensor_is_sent_if_so_asked_for() -> None:
         )
     seconds = [iteration_s(plan, profile, cluster) for plan in (free, bound)]
     assert seconds[0] < seconds[1] < iteration_s(ssfusion(profile, cluster), profile, cluster)
-
-
-@pytest.mark.slow
-def test_a_fast_link_carries_all_dense_and_a_slow_one_nothing_large() -> None:
-    profile = catalogue.load("resnet50")
-    fast = selective_fusion(profile, cluster_of(rate=1.25e11))
-    assert {message.exchange for message in fast.messages} == {DENSE}
-    slow = selective_fusion(profile, cluster_of(rate=1.25e7))
-    dense = [c.numel for m in slow.messages if m.exchange == DENSE for c in m.chunks]
-    sparse = [c.numel for m in slow.messages if m.exchange != DENSE for c in m.chunks]
-    assert sum(sparse) > 20 * sum(dense)
-
-
-@each("every_tensor", [False, True])
-def test_push_and_pull_take_fewer_bytes_on_a_slow_link(every_tensor: bool) -> None:
-    """Never slower than without, nor than espresso with them; here a third faster."""
-    profile, cluster = catalogue.load("vgg16"), cluster_of(rate=1.25e8)
-    own = partial(selective_fusion, every_tensor=every_tensor)
-    pushing = own(profile, cluster, divisible=True)
-    pushed_s, gathered_s, tensorwise_s = (
-        iteration_s(plan, profile, cluster)
-        for plan in (
-            pushing,
-            own(profile, cluster),
-            espresso(profile, cluster, divisible=True),
-        )
-    )
-    assert pushed_s <= tensorwise_s * (1 + 1e-9)
-    assert pushed_s < 0.8 * gathered_s
-    collectives = {name: one.collective for name, one in pushing.exchanges.items()}
-    used = {message.exchange for message in pushing.messages}
-    assert "casync_ps" in {collectives.get(name) for name in used}
-    if every_tensor:
-        assert all(
-            len(message.chunks) == 1
-            for message in pushing.messages
-            if collectives.get(message.exchange) is not None
-        )

@@ -96,30 +96,6 @@ def test_nothing_is_lost_and_all_ranks_hold_the_same() -> None:
             torch.testing.assert_close(arrived[shard] + kept_N, given[shard], rtol=0, atol=1e-2)
 
 
-def test_zeros_are_not_sent_and_what_is_not_finite_is() -> None:
-    numels = (2_000, 2_000)
-    grads = [[torch.zeros(2_000) for _ in range(2)] for _ in numels]
-    grid = Grid(sharded_dgc(), numels)
-    assert not any(bool(mean_N.any()) for shard in grid.step(grads) for mean_N in shard)
-    assert grid.taken(0) == [0, 0]
-    grads[1][0][7] = torch.nan
-    means = grid.step(grads)
-    assert all(bool(mean_N[7].isnan()) for mean_N in means[1])
-    assert grid.taken(0) == [0, 1]
-    assert all(bool(grid.residual(s, r).isfinite().all()) for s in range(2) for r in range(2))
-
-
-def test_bytes_among_shards_are_those_of_the_header() -> None:
-    """What a rank sends more than a rank of an uncut layer that sends as many elements."""
-    numels = (9_000, 3_000)
-    grid = Grid(sharded_dgc(), numels)
-    grid.step(drawn(numels, (1.0, 1.0)))
-    draws = 6_400  # 64 / density; the shorter part is looked at whole
-    for shard in range(2):
-        taken = [one.selection.selected for one in grid.members[shard] if one.selection]
-        assert grid.sent_bytes[2 * shard] == 4 * draws + 8 + 8 * max(taken)
-
-
 def test_shards_that_do_not_do_the_same_are_named() -> None:
     grid = Grid(sharded_dgc(), (100, 100))
     other: Any = gw.exchange_for(topk())

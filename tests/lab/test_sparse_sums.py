@@ -110,33 +110,6 @@ def test_in_spardls_rounds_every_chunk_meets_at_its_rank(world: int) -> None:
     assert sum(count for _, count in rounds(world)) == world - 1
 
 
-def test_spardls_residual_is_where_a_sum_was_cut() -> None:
-    """Rank 0 gets rank 1's element of the first chunk, and keeps what it cuts of both."""
-    spec = vector(16)
-    grads = [torch.zeros(16), torch.zeros(16)]
-    grads[0][:2] = torch.tensor([1.0, 5.0])
-    grads[1][:2] = torch.tensor([3.0, 2.0])
-    run = Run(exchange_for(gw.compress.spardl(density=2 / 16)), spec, 2)
-    mean_N = run.step(grads)
-    # Rank 1 sends its 3; rank 0 then has (4, 5), sends 5 and keeps 4, of which 3 was rank 1's.
-    assert mean_N[:2].tolist() == [0.0, 2.5]
-    assert run.states[0].residual_N[:2].tolist() == [4.0, 0.0]
-    assert run.states[1].residual_N[:2].tolist() == [0.0, 2.0]
-
-
-def test_oktopks_residual_is_where_the_element_came_from() -> None:
-    spec = vector(16)
-    grads = [torch.zeros(16), torch.zeros(16)]
-    grads[0][:2] = torch.tensor([4.0, 1.0])
-    grads[1][:2] = torch.tensor([2.0, 3.0])
-    run = Run(exchange_for(gw.compress.oktopk(density=1 / 16)), spec, 2)
-    mean_N = run.step(grads)
-    # Each selects its largest, 4 and 3; the sums are 4 and 3, of which the larger arrives.
-    assert mean_N[:2].tolist() == [2.0, 0.0]
-    assert run.states[0].residual_N[:2].tolist() == [0.0, 1.0]
-    assert run.states[1].residual_N[:2].tolist() == [2.0, 3.0]
-
-
 def test_oktopks_thresholds_keep_to_the_density() -> None:
     """Whatever gradients do: as asked in each 32nd step, and within the stated range in others."""
     spec, world = vector(20_000), 4

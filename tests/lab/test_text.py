@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from gradwire.contract import Layout
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.language import (
     Compressed,
@@ -33,8 +32,6 @@ from gradwire.dsl.program import Program
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.kernels.compiler import reference_only
-from gradwire_lab import library
-from gradwire_lab.compll_text import run
 from gradwire_lab.compll_text.compile import compile_text
 from gradwire_lab.laws.compressors import LAWS
 from gradwire_lab.laws.inputs import make_gradient
@@ -195,44 +192,6 @@ def test_functions_globals_filters_and_draws():
     dice = {int(byte) >> shift & 3 for byte in payload["dice"] for shift in (0, 2, 4, 6)}
     assert dice == {1, 2}
     assert made(above=1.0).encode(None, torch.tensor([0.3, 2.0]))[0]["count"].tolist() == [1]
-
-
-SAMPLED = """
-param P { float density = 0.01; }
-float threshold;
-bool large(float x) { return abs(x) >= threshold || x != x; }
-void encode(float* gradient, float* latest, uint8* compressed, P p) {
-    float* drawn = sort(sample(map(gradient, abs), 0.5, 64), greater);
-    threshold = pick(drawn, p.density);
-    float* values = top(filter(gradient, large), p.density);
-    compressed = concat(indices(values), values);
-}
-void decode(uint8* compressed, float* gradient) {
-    int32* places;
-    float* values;
-    extract(compressed, places, values);
-    gradient = scatter(places, values);
-}
-"""
-
-
-@reference_only()
-def test_elements_may_be_kept():
-    codec = compile_text(SAMPLED, layout=Layout.SPARSE, exact_size=False)(density=0.05)
-    grad_N = make_gradient("normal", 200, torch.float32)
-    payload, _ = codec.encode(codec.init(TensorSpec("w", 200)), grad_N)
-    found = payload["indices"].long()
-    assert 0 < found.numel() <= 10
-    assert payload["values"].tolist() == grad_N[found].tolist()
-    left = grad_N - codec.decode(payload, torch.empty(200))
-    assert torch.equal(left != 0, torch.ones(200).index_fill(0, found, 0).bool())
-
-
-def test_texts_know_every_file_of_the_library():
-    """Whatever else was imported: the file that runs texts imports them, which registers them."""
-    known = {path.stem for path in Path(library.__file__).parent.glob("[!_]*.py")}
-    assert "exponent" in known
-    assert known <= {*vars(run)}
 
 
 def test_settings_are_checked_by_type_and_range():

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import math
 import random
 import sys
 
 import pytest
 
 from gradwire.contract.registry import load, names
-from gradwire.errors import InvalidSetting
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner_settings import WholeNumbers, settings_of
+from gradwire.planning.planner_settings import settings_of
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.bytescheduler import bytescheduler
@@ -95,25 +93,3 @@ def test_a_planner_without_search_is_its_plan_and_needs_no_optuna(
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert tune(mine, SMALL, EIGHT) == bytescheduler(SMALL, EIGHT, credit=3)
     assert tune("wfbp", SMALL, EIGHT) == load("planner", "wfbp")(SMALL, EIGHT)
-
-
-@each("result", [math.nan, None, "fast"])
-def test_an_objective_that_gives_no_number(result: float) -> None:
-    with pytest.raises(InvalidSetting, match="for a plan of 'bytescheduler' must be a number"):
-        tune("bytescheduler", SMALL, EIGHT, objective=lambda plan: result)
-
-
-def narrow(profile: Profile, cluster: Cluster, *, partition_bytes: int = 2**16) -> Plan:
-    """A planner that refuses its own default, and all that is below 1 MiB."""
-    if partition_bytes < 2**20:
-        raise InvalidSetting("partition_bytes must be 1 MiB or more")
-    return bytescheduler(profile, cluster, partition_bytes=partition_bytes)
-
-
-def test_settings_that_the_planner_refuses_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those of the default either: the search may find others, or says why it does not."""
-    space = {"partition_bytes": WholeNumbers(2**16, 2**23, logarithmic=True)}
-    monkeypatch.setattr(inspect.getmodule(narrow), "SEARCH", space, raising=False)
-    assert int(tune(narrow, SMALL, EIGHT, trials=12).settings["partition_bytes"]) >= 2**20
-    with pytest.raises(InvalidSetting, match="1 MiB or more"):
-        tune(narrow, SMALL, EIGHT, trials=1)

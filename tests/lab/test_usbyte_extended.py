@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 import pytest
 
-from gradwire.planning import catalogue
-from gradwire.planning.buckets import buckets
-from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import iteration_s
-from gradwire_lab.laws.inputs import MIXED, profile_of
-from gradwire_lab.planner.usbyte_extended import merged_buckets, usbyte_extended
+from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planner.usbyte_extended import usbyte_extended
 from tests.each import each
 from tests.planning.profiles import (
-    TEN_GBIT,
     exact_cluster,
     random_instance,
 )
@@ -48,18 +43,3 @@ def test_merging_joins_small_neighbours_only() -> None:
     plan = usbyte_extended(profile, cluster, basic_partition_bytes=2**20, credit=1)
     assert sorted(len(message.chunks) for message in plan.messages) == [1, 6, 6]
     assert len(usbyte(profile, cluster, basic_partition_bytes=2**20).messages) == 13
-
-
-def test_resnet50_on_128_ranks_is_4_times_as_fast_with_layers_merged() -> None:
-    profile, many = catalogue.load("resnet50"), Cluster(num_ranks=128, rate_bytes_per_s=TEN_GBIT)
-    plans = usbyte(profile, many), usbyte_extended(profile, many, credit=1)
-    papers_s, merged_s = (iteration_s(plan, profile, many) for plan in plans)
-    assert papers_s / merged_s == pytest.approx(4.8, abs=0.05)
-
-
-def test_merged_layers_keep_dtypes_apart() -> None:
-    profile = profile_of(*[([8, 8], 0.01, 0.01)] * 4, dtypes=MIXED)
-    cut = merged_buckets(buckets(profile), math.inf)
-    assert [bucket.dtype for bucket in cut] == [b.dtype for b in buckets(profile)]
-    alike = merged_buckets(buckets(profile_of(*[([8, 8], 0.01, 0.01)] * 4)), math.inf)
-    assert [(bucket.layer, bucket.numel) for bucket in alike] == [(0, 64)]

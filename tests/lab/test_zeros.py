@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -13,9 +12,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import InvalidSetting
-from gradwire.planning.data.profile import Profile
 from gradwire.planning.data.sparsity import SparsityProfile
-from gradwire.planning.measure.layers import profile
 from gradwire_lab.planning.index_sets import unit_sparsity
 from gradwire_lab.planning.zeros import (
     measure_group_sparsity,
@@ -100,22 +97,6 @@ def test_what_a_sparsifier_takes() -> None:
             assert one.units.density == pytest.approx(0.05, abs=1e-3)
     with pytest.raises(InvalidSetting, match="onebit"):
         measure_sparsity(model, steps(model), compressor="onebit")
-
-
-def test_one_batch_for_all_steps_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    model, words = Model(), torch.arange(10)
-    with caplog.at_level(logging.WARNING, logger="gradwire"):
-        measure_sparsity(model, steps(model), num_gradients=2)
-        assert "the same batch" not in caplog.text
-        measure_sparsity(model, lambda: model(words).backward(), num_gradients=2)
-    assert "the same batch" in caplog.text
-
-
-def test_it_belongs_to_the_profile_of_the_same_model() -> None:
-    model = Model()
-    layers = profile(model, steps(model), iterations=1, batch_size=30)
-    whole = layers.with_sparsity(measure_sparsity(model, steps(model), num_gradients=2))
-    assert Profile.parse(whole.to_json()) == whole
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradwire.errors import InvalidSetting, UnknownName
-from gradwire_bench.micro import sparse_rank
-from gradwire_bench.micro.draws import LIKENESSES, SetMeasures, draws_like
 from papers.zen import captured
-from papers.zen.captured_rank import IN_COO, ROWS, SCHEMES, Units, exchange_of
+from papers.zen.captured_rank import SCHEMES
 from tests.bench.testbed.forked import fork_ranks
 
 pytestmark = pytest.mark.slow
@@ -25,23 +22,6 @@ def write(path: Path, hosts: int) -> Path:
     sets = {f"units_{rank}": np.array([rank, 7, 290 + rank], np.int32) for rank in range(hosts)}
     np.savez(path, name=np.array("table"), num_units=np.array(NUM_UNITS), width=WIDTH, **sets)
     return path
-
-
-def test_a_gradient_is_not_zero_at_its_units_alone(tmp_path: Path) -> None:
-    units = Units.read(str(write(tmp_path / "a.npz", 2)), 1)
-    grad_Uw = units.gradient(seed=0).view(NUM_UNITS, WIDTH)
-    assert grad_Uw.ne(0).all(1).nonzero().flatten().tolist() == [1, 7, 291]
-    assert grad_Uw.ne(0).sum() == 3 * WIDTH
-
-
-def test_schemes_are_those_of_bench_sparse_and_two_forms_of_zen() -> None:
-    assert set(SCHEMES) == {*sparse_rank.SCHEMES, IN_COO, ROWS}
-    assert exchange_of("sparcml", 4) == sparse_rank.exchange_of("sparcml")
-    assert exchange_of(ROWS, 4) != exchange_of("zen", 4)
-    with pytest.raises(UnknownName, match="no scheme is called 'zenn'"):
-        captured.CapturedBench(paths=(), schemes=("zenn",))
-    with pytest.raises(InvalidSetting, match="hosts"):
-        captured.CapturedBench(paths=(), hosts=1)
 
 
 def result(seconds: float, sent: int, received: int) -> dict[str, Any]:
@@ -70,20 +50,3 @@ def test_every_scheme_averages_alike_among_hosts(
     assert [row["scheme"] for row in rows] == ["dense", *SCHEMES]
     assert {row["fraction_density"] for row in rows} == {3 / NUM_UNITS}
     assert all(row["step_s"] > 0 for row in rows)  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("model", LIKENESSES)
-def test_drawn_sets_are_like_a_model(model: str) -> None:
-    """In density, overlap and skew: what the draws take. In sums real gradients are denser."""
-    draws, measured = draws_like(model, 500_000, 8), LIKENESSES[model]
-    pool = draws.pool()
-    sets = [draws.taken(rank, pool) for rank in range(8)]
-    found = SetMeasures.of(sets, draws.numel)
-    assert len(sets[0]) / draws.numel == pytest.approx(measured.density, rel=0.05)
-    assert found.overlap == pytest.approx(measured.overlap_mean, abs=0.08)
-    assert found.skewness == pytest.approx(measured.skew(8), rel=0.15)
-
-
-def test_unknown_models_are_told_the_known_ones() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'lstm'"):
-        draws_like("lstn", 1000, 8)

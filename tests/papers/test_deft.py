@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -140,18 +139,6 @@ def test_top_k_builds_up_and_the_others_do_not(ask: Ask) -> None:
     assert by_ranks == sorted(by_ranks)
 
 
-def test_an_application_without_data_says_how_to_get_it(ask: Ask) -> None:
-    lacking = replace(NCF, missing=lambda: "it is not here; fetch it there")
-    found = deft_density.figure4(ask, apps=(RESNET, LSTM, lacking))
-    assert not found.complete
-    assert found.rows[-1] == {
-        "name": "not measured",
-        "application": "ncf",
-        "why": "it is not here; fetch it there",
-    }
-    assert [claim.agrees for claim in found.claims if "NCF" in claim.says] == [None, None]
-
-
 def test_training_compares_every_seed_with_dense_training_of_the_same_seed(ask: Ask) -> None:
     apps = [replace(small(app), num_quick_ranks=2) for app in deft_setting.TRAINED[:2]]
     found = deft_training.training(ask, apps=apps, seeds=(0, 1))
@@ -180,22 +167,6 @@ def test_what_counts_as_lost(less_is_better: bool, dense: float, score: float, l
     own.scores, theirs.scores = [(1, score)], [(1, dense)]
     row = deft_training._row(app, "topk", 4, {0: own}, {0: theirs})
     assert row["mean_lost"] == pytest.approx(lost)
-
-
-def test_selection_gets_faster_with_ranks_by_the_equations(ask: Ask, tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    found = deft_speed.figure9(ask, counts=(2, 4), app=LSTM, repeats=2)
-    assert torch.get_num_threads() == threads
-    assert [row["num_ranks"] for row in found.rows] == [1, 2, 4]
-    by_equation = [float(str(row["speedup_by_equation_6"])) for row in found.rows]
-    assert all(low < high for low, high in pairwise(by_equation))
-    for row in found.rows[1:]:
-        parts_s = [float(str(row[key])) for key in ("norms_s", "take_s", "layers_s")]
-        assert min(parts_s) > 0
-        assert row["selection_s"] == pytest.approx(sum(parts_s))
-        assert row["fraction_norms"] == pytest.approx(parts_s[0] / sum(parts_s))
-    assert found.rows[0]["norms_s"] == 0.0, "a rank that is alone needs no norms"
-    assert deft_speed.draw9(found.rows, tmp_path / "9.png").exists()
 
 
 def test_speedups_by_the_equations() -> None:

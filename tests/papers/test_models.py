@@ -7,9 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
-from gradwire.errors import InvalidSetting
 from gradwire_bench.workloads.convnet import ConvNet
 from gradwire_bench.workloads.lstm import LSTMLM
 from gradwire_bench.workloads.transformer import CausalLM
@@ -51,21 +49,6 @@ def test_sizes_are_those_that_are_stated() -> None:
     assert size(CausalLM()) == pytest.approx(3.3e6, rel=0.01)
 
 
-def test_resnet_has_eighteen_layers_with_weights() -> None:
-    layers = [m for m in ResNet18(4).modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    projections = [m for m in layers if isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1)]
-    assert len(layers) - len(projections) == 18
-    assert len(projections) == 3
-
-
-def test_tied_weights_are_one_parameter() -> None:
-    tied, untied = LSTMLM(50, 8, 8, tied=True), LSTMLM(50, 8, 8)
-    assert tied.scores.weight is tied.embedding.weight
-    assert size(untied) - size(tied) == 50 * 8
-    with pytest.raises(InvalidSetting, match="embedding must be hidden, 16, where tied, got 8"):
-        LSTMLM(50, 8, 16, tied=True)
-
-
 def test_language_models_look_at_no_later_token() -> None:
     tokens = torch.arange(6)[None]
     changed = tokens.clone()
@@ -87,14 +70,3 @@ def test_deepfm_adds_the_products_of_all_pairs() -> None:
     pairs = sum(vectors[a] @ vectors[b] for a, b in combinations(range(3), 2))
     expected = model.weights(rows).sum() + pairs
     torch.testing.assert_close(model(torch.tensor([[2, 1, 0]]))[0], expected)
-
-
-def test_neumf_has_both_halves() -> None:
-    model = NeuMF(4, 6, factors=3, layers=(4, 2))
-    pairs = torch.tensor([[1, 5]])
-    factors = model.factor_users.weight[1] * model.factor_items.weight[5]
-    both = torch.cat([model.layer_users.weight[1], model.layer_items.weight[5]])
-    linear = model.layers[0]
-    assert isinstance(linear, nn.Linear)
-    hidden = functional.relu(linear(both))
-    torch.testing.assert_close(model(pairs)[0], model.logit(torch.cat([factors, hidden]))[0])

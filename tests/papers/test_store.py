@@ -97,24 +97,6 @@ def test_what_counts_as_measured(paper: Paper, path: Path, monkeypatch: pytest.M
     assert not paper.run(path, "first")[0].kept
 
 
-def test_what_is_incomplete_is_measured_again(paper: Paper, path: Path) -> None:
-    paper.complete = False
-    paper.run(path, "first")
-    assert not paper.run(path, "first")[0].kept
-
-
-def test_figures_see_those_before_them(paper: Paper, path: Path) -> None:
-    paper.run(path, "first")
-    paper.run(path, "second")
-    assert paper.seen == ["first"]
-
-
-def test_other_figures_stay_in_the_file(paper: Paper, path: Path) -> None:
-    paper.run(path, "second")
-    paper.run(path, "first")
-    assert set(json.loads(path.read_text())["figures"]) == {"first", "second"}
-
-
 def test_the_file_is_plain_json(paper: Paper, path: Path) -> None:
     paper.run(path)
     stored = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(word))
@@ -134,14 +116,6 @@ def test_nothing_is_written_through_links_that_others_may_have_laid(
     paper.run(path, "first")
     assert precious.read_text() == "years of work"
     assert json.loads(path.read_text())["reproduction"] == "paper"
-
-
-def test_reports_go_up_from_nothing_to_all(paper: Paper, path: Path) -> None:
-    paper.run(path)
-    fractions = [fraction for fraction, _ in paper.told]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == 1.0
-    assert (0.75, "second: y") in paper.told
 
 
 @pytest.mark.parametrize(
@@ -166,21 +140,3 @@ def test_foreign_files_are_refused_before_anything_is_measured(
         paper.run(path)
     assert paper.measured == []
     assert path.read_text() == text
-
-
-def test_what_figures_keep_for_each_other_goes_with_fresh(path: Path) -> None:
-    seen: list[bool] = []
-
-    def measure(ask: Ask) -> Findings:
-        assert ask.folder is not None
-        seen.append((ask.folder / "part").exists())
-        ask.folder.mkdir(parents=True, exist_ok=True)
-        (ask.folder / "part").touch()
-        return Findings(({"name": "a"},))
-
-    figures = tuple(Figure(name, name, measure) for name in ("first", "second"))
-    paper = Reproduction(paper="A paper", assumptions=(), contents=(), figures=figures)
-    for fresh in (False, True):
-        found = run("paper", paper, (), path, quick=True, fresh=fresh, report=lambda *_: None)
-        assert len(list(found)) == 2
-    assert seen == [False, True, False, True]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,20 +29,14 @@ from papers.usbyte.order import SecondPhase, figure13
 from papers.usbyte.overhead import table5
 from papers.usbyte.printed import AsPrinted, plan_as_printed
 from papers.usbyte.readings import (
-    FREE,
     LOSSY,
     MERGED,
     OURS,
-    as_printed,
-    by_doublings,
-    by_hops,
     compare,
-    from_rate,
     most_over_wfbp,
-    needed_messages,
 )
 from papers.usbyte.scaling import figure10, figure18
-from papers.usbyte.setting import MODELS, cluster_1, cluster_2, profile_of
+from papers.usbyte.setting import MODELS, cluster_1, profile_of
 from tests.papers.figures import ask, law_of_figures
 from tests.planning.profiles import clusters, profiles
 from tests.strategies import bounded
@@ -127,16 +119,6 @@ def test_the_count_of_faster_orders_bites() -> None:
 # Figures 15 and 16
 
 
-def test_small_blocks_slow_bytescheduler_and_never_wfbp(small: dict[str, Findings]) -> None:
-    fine, coarse = small["figure16"].rows
-    assert fine["partition_mbit"] == 0.5
-    assert fine["samples_per_s_bytescheduler"] < coarse["samples_per_s_bytescheduler"]
-    assert fine["samples_per_s_wfbp"] == coarse["samples_per_s_wfbp"]
-    for row in (fine, coarse):
-        assert row["samples_per_s_usbyte"] >= row["samples_per_s_wfbp"] * (1 - ROUNDING)
-    assert fine["num_messages_bytescheduler"] > 10 * coarse["num_messages_bytescheduler"]
-
-
 # Figures 10 and 18
 
 
@@ -176,52 +158,7 @@ def test_the_bound_holds_for_any_model_and_cluster(profile: Profile, cluster: Cl
         assert wfbp_s / ours_s - 1 <= most + ROUNDING
 
 
-def test_wfbp_would_need_more_messages_than_there_are_layers() -> None:
-    found = compare(OURS, "vgg16", 128)
-    sent, needed = needed_messages(OURS, "vgg16", 128, found.seconds["usbyte"], 2.34)
-    assert sent == len(profile_of("vgg16").layers)
-    assert needed > sent
-    # What it really gains needs about what it really sends.
-    _, same = needed_messages(OURS, "vgg16", 128, found.seconds["usbyte"], found.over("wfbp"))
-    assert same <= sent
-
-
-def test_measured_improvements_stand_beside_8_nodes() -> None:
-    rows = [
-        {"model": "vgg16", "planner": planner, "fraction_over_wfbp_measured": gain}
-        for planner, gain in (("usbyte", 0.25), ("usbyte_extended", 0.5))
-    ]
-    found = figure10(ask(table4=Findings((*rows,))), models=("vgg16",), ranks=(2, 8), trials=1)
-    key = "fraction_over_wfbp_measured"
-    with_it = {(row["name"], row["num_ranks"]): row[key] for row in found.rows if key in row}
-    assert with_it == {(OURS.name, 8): 0.25, (FREE.name, 8): 0.5}
-
-
-def test_tuned_usbyte_stands_beside_the_one_with_extensions(small: dict[str, Findings]) -> None:
-    """On all numbers of nodes, and no extension is in the row of the paper's name."""
-    rows = small["figure10"].rows
-    by_name = {
-        name: {row["num_ranks"]: row for row in rows if row["name"] == name}
-        for name in (OURS.name, FREE.name)
-    }
-    assert set(by_name[OURS.name]) == set(by_name[FREE.name]) == {2, 8}
-    for num_ranks, row in by_name[OURS.name].items():
-        assert row["fraction_over_wfbp"] <= row["fraction_most_over_wfbp"]
-        extended = by_name[FREE.name][num_ranks]["samples_per_s_usbyte"]
-        assert extended >= row["samples_per_s_usbyte"] * (1 - ROUNDING)
-
-
 # Readings
-
-
-def test_readings_meet_at_8_nodes() -> None:
-    assert by_hops(8) == by_doublings(8) == pytest.approx(910.5e-6)
-    assert as_printed(8) == pytest.approx(0.352e-10)
-    assert OURS.cluster(8).alpha_s == pytest.approx(cluster_1(8).alpha_s, rel=1e-3)
-    assert OURS.cluster(128).beta_s_per_byte == pytest.approx(cluster_1(128).beta_s_per_byte)
-    assert from_rate(8) == pytest.approx(1.4e-9)
-    assert by_hops(128) > 4 * by_doublings(128)
-    assert cluster_2().alpha_s == pytest.approx(1318.6e-6)
 
 
 def test_a_layer_is_a_tensor_keeps_bytes_and_seconds() -> None:
@@ -233,13 +170,6 @@ def test_a_layer_is_a_tensor_keeps_bytes_and_seconds() -> None:
         assert all(len(layer.tensors) <= 1 for layer in split.layers)
     # The paper's solution space of VGG16 is 32! (section 7.2).
     assert len(profile_of("vgg16", by_tensor=True).layers) == 32
-
-
-def test_a_credit_of_one_is_not_searched_for_and_a_free_one_is() -> None:
-    in_turn = compare(replace(OURS, credit=1), "vgg16", 8, trials=3)
-    assert in_turn.settings.endswith("credit 1")
-    free = compare(FREE, "resnet50", 128)
-    assert free.seconds["usbyte"] <= compare(MERGED, "resnet50", 128).seconds["usbyte"]
 
 
 # Algorithm 1 as printed
@@ -276,29 +206,3 @@ def test_without_a_testbed_the_papers_column_stands_alone(monkeypatch: pytest.Mo
     assert all("measured_s" not in row for row in found.rows)
     assert "no root here" in found.notes[0]
     assert found.claims[0].agrees is None
-
-
-def measured_row(name: str, measured_s: float, simulated_s: float) -> dict[str, object]:
-    seconds = {"measured_s": measured_s, "simulated_s": simulated_s}
-    return {"name": name, "model": "vgg16", "scale": 32.0, "slowdown": 3.0, **seconds}
-
-
-@pytest.mark.parametrize(("simulated_s", "agrees"), [(1.92, True), (2.08, True), (2.2, False)])
-def test_errors_are_relative_to_what_was_measured(
-    monkeypatch: pytest.MonkeyPatch, simulated_s: float, agrees: bool
-) -> None:
-    rows = [
-        measured_row("wfbp", 3.0, 3.0),
-        measured_row("usbyte", 2.0, simulated_s),
-        measured_row("usbyte_extended", 1.5, 3.0),
-    ]
-    monkeypatch.setattr(schedule, "run", lambda *_, **__: SimpleNamespace(rows=rows))
-    found = table4(ask(), models=("vgg16",))
-    assert found.complete
-    row, extended = found.rows
-    assert row["fraction_error"] == pytest.approx(abs(simulated_s - 2.0) / 2.0)
-    assert row["fraction_over_wfbp_measured"] == pytest.approx(0.5)
-    assert found.claims[0].agrees is agrees, "the claim is of the paper's own planner"
-    assert extended["name"] == "vgg16, with gradwire's extensions"
-    assert extended["fraction_over_wfbp_measured"] == pytest.approx(1.0)
-    assert "fraction_error_paper" not in extended

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradwire.planning.buckets import buckets
-from papers.usbyte import bandwidth, lines, overhead
-from papers.usbyte.bandwidth import figure14
+from papers.usbyte import lines, overhead
 from papers.usbyte.setting import profile_of
 from tests.papers.figures import ask
 
@@ -24,21 +23,6 @@ def test_a_ring_played_hop_by_hop_is_a_line_of_the_links_rate() -> None:
         assert (line.per_unit_s > b_s) == (name == "cluster 1")
     assert [claim.agrees for claim in found.claims] == [None, None, False, None, False, None]
     assert "carry 49.7 GB a second; these carry 1.25" in found.claims[2].why
-
-
-def test_more_bandwidth_is_never_slower_and_a_slow_one_is_not_stable() -> None:
-    found = figure14(ask(), models=("bert_base",), rates_gbit=(10, 60, 100))
-    for planner in ("usbyte", "wfbp"):
-        speeds = [float(str(row[f"samples_per_s_{planner}"])) for row in found.rows]
-        assert speeds == sorted(speeds)
-    slow = [dict(row) for row in found.rows]
-    slow[1]["samples_per_s_usbyte"] = 0.5 * float(str(slow[2]["samples_per_s_usbyte"]))
-    assert bandwidth.stable_claim(found.rows, ["bert_base"]).agrees is True
-    assert bandwidth.stable_claim(slow, ["bert_base"]).agrees is False
-    row = {"name": "resnet50", "rate_gbit": 10, "fraction_exposed": 0.3}
-    hidden = row | {"rate_gbit": 60, "fraction_exposed": 0.01}
-    assert bandwidth.hidden_claim([row, hidden]).agrees is True
-    assert bandwidth.hidden_claim([row | {"fraction_exposed": 0.01}, hidden]).agrees is False
 
 
 def test_even_cuts_hold_every_element_once() -> None:

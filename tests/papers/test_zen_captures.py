@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.errors import InvalidSetting
 from gradwire_bench.workloads.task import TrainingTask, class_loss
 from papers.frame import Findings
 from papers.zen import captures as zen_captures
@@ -62,14 +61,6 @@ def test_a_capture_holds_the_rows_that_each_rank_touched() -> None:
     ]  # fmt: skip
 
 
-def test_without_a_parameter_dgc_selects_from_all_gradients() -> None:
-    found = zen_captures.capture(Source("bag", lambda: TASK), 2, lambda *_: None)
-    numel = sum(parameter.numel() for parameter in Bag().parameters())
-    assert (found.num_units, found.width) == (numel, 1)
-    for one in found.units:
-        assert 1 <= len(one) <= round(zen_captures.DENSITY * numel)
-
-
 def test_captures_are_kept_and_made_anew_for_more_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,18 +75,6 @@ def test_captures_are_kept_and_made_anew_for_more_ranks(
     assert [one.tolist() for one in again.units] == [one.tolist() for one in first.units]
     assert len(captured(ask(tmp_path), "bag", 5).units) == 5
     assert len(captured(ask(), "bag", 2).units) == 2
-
-
-def test_models_without_data_are_named_with_the_way_to_get_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    source = replace(zen_captures.SOURCES["deepfm"], lacking=lambda: "unzip it there")
-    monkeypatch.setitem(zen_captures.SOURCES, "deepfm", source)
-    assert zen_captures.present(("lstm", "deepfm")) == ("lstm",)
-    found = zen_sparsity.findings((), (), ("lstm", "deepfm"))
-    assert found.notes == ("not measured: deepfm. unzip it there",)
-    assert not found.complete
-    assert zen_sparsity.findings((), (), ("lstm",)).complete  # its data are Python's own text
 
 
 # Figures 2 and 3
@@ -120,9 +99,3 @@ def test_zipfs_law_is_skewed_and_shares_much(small: dict[str, Findings]) -> None
     ratios = by_name(small["figure2b"])["lstm"]
     assert 1 < float(str(ratios["densification_2"])) < float(str(ratios["densification_32"])) < 32
     assert "densification_64" not in ratios  # it would be extrapolated
-
-
-def test_a_profile_that_is_no_profile_is_refused(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "sparsity-lstm.json").write_text("{}")
-    with pytest.raises(InvalidSetting, match=r"sparsity-lstm\.json"):
-        zen_sparsity.sparsity(ask(tmp_path), "lstm", 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from math import exp
 
 import numpy as np
 import pytest
@@ -42,17 +41,6 @@ def test_a_part_beyond_the_bound_fails_the_theorem(small: dict[str, Findings]) -
     assert claim_of(zen_balance.claims([uneven]), "practical").agrees is False
 
 
-def test_boundaries_of_an_earlier_step_leave_imbalance(small: dict[str, Findings]) -> None:
-    old = [np.arange(0, 100), np.arange(50, 150)]
-    assert zen_balance.by_boundaries(old, [np.arange(150)], 3) == [1.0]
-    assert zen_balance.by_boundaries(old, [np.arange(40)], 3) == [3.0]
-    row = by_name(small["theorem2"])["lstm, 16 ranks"]
-    assert float(str(row["push_by_old_boundaries"])) > 1
-    for value, agrees in ((1.3, False), (1.5, True), (5.2, False)):
-        claims = zen_balance.claims([{**row, "push_by_old_boundaries": value}])
-        assert claim_of(claims, "boundaries").agrees is agrees
-
-
 # Figure 16
 
 
@@ -71,22 +59,6 @@ def test_algorithm_1_places_every_entry_once(
     assert 0 < sum(found.placed) <= min(len(indices), found.num_words)
     assert 0 <= found.serial_share < 1
     assert 1 <= found.tries <= hashes
-
-
-def test_one_hash_loses_what_probability_says() -> None:
-    indices_K = torch.arange(0, 400_000, 4, dtype=torch.int32)
-    for load_of_memory in (0.1, 0.4, 1.0):
-        found = zen_hashing.place(indices_K, 4, 1 / load_of_memory, 1)
-        expected = 1 - (1 - exp(-load_of_memory)) / load_of_memory
-        assert found.serial_share == pytest.approx(expected, abs=0.005)
-
-
-def test_the_wave_that_comes_first_matters_little() -> None:
-    indices_K = torch.arange(50_000, dtype=torch.int32)
-    few, many = (
-        zen_hashing.place(indices_K, 4, 2.0, 3, waves=waves).serial_share for waves in (1, 200)
-    )
-    assert few == pytest.approx(many, abs=0.03)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no triton")

@@ -32,23 +32,6 @@ def test_ranks_get_torchruns_variables(hosts: Hosts) -> None:
     assert [one.last_lines for one in exits] == [(f"{rank} {expected}",) for rank in range(3)]
 
 
-def test_ranks_are_numbered_host_after_host() -> None:
-    with loopback_hosts(Testbed(hosts=2, ranks_per_host=3)) as hosts:
-        show = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE"
-        exits = launch(hosts, shell(show), output="none", check=True)
-    assert [one.last_lines for one in exits] == [(f"{r} {r % 3} 6 3",) for r in range(6)]
-
-
-def test_threads_are_shared_out_unless_set(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(7)))
-    shared = launch(hosts, shell("echo $OMP_NUM_THREADS"), output="none")
-    given = launch(
-        hosts, shell("echo $OMP_NUM_THREADS"), env={"OMP_NUM_THREADS": "5"}, output="none"
-    )
-    assert (shared[0].last_lines, given[0].last_lines) == (("2",), ("5",))
-
-
 @pytest.mark.smoke
 def test_a_crashing_rank_is_named_and_the_others_are_ended(hosts: Hosts) -> None:
     script = "echo from $RANK; [ $RANK != 1 ] || exit 9; exec sleep 60"

@@ -39,24 +39,6 @@ def test_ratings_come_by_user_and_time(movielens: Path) -> None:
     assert data.item_fields_IF.tolist() == [[3, 8], [1, 5], [0, 0]]
 
 
-def test_the_users_own_folder_comes_before_a_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "own"))
-    monkeypatch.setenv("XDG_DATA_DIRS", f"{tmp_path / 'local'}:{tmp_path / 'shared'}")
-    own = tmp_path / "own" / "gradwire" / "ml-100k"
-    package = tmp_path / "shared" / "datasets" / "ml-100k"
-    assert _movielens.missing() is not None
-    assert f"is not in {own} or " in str(_movielens.missing())
-    for folder, num_ratings in ((package, 5), (own, 4)):
-        folder.mkdir(parents=True)
-        ratings = RATINGS.splitlines(keepends=True)[:num_ratings]
-        for name, text in (("u.data", "".join(ratings)), ("u.user", USERS), ("u.item", ITEMS)):
-            (folder / name).write_text(text, encoding="latin-1")
-        assert _movielens.missing() is None
-        assert len(_movielens.load().ratings_N) == num_ratings
-
-
 def test_a_click_is_a_rating_of_four_or_five(movielens: Path) -> None:
     task = movielens_deepfm(batch=50, folder=movielens)
     categories, clicks = task.batch(0, 0, 1)

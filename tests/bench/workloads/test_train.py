@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from math import isclose
 
 import pytest
 import torch
@@ -18,14 +16,11 @@ from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import residuals
-from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.planning.default_fusion import default_messages
 from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
 from gradwire_bench.workloads.train import (
     Replicas,
     layer_sizes,
-    train,
-    without_momentum,
 )
 from gradwire_lab.compress.cltk import cltk
 from tests.each import each
@@ -134,33 +129,3 @@ def test_loss_goes_down_and_a_second_run_is_the_same(name: str) -> None:
     losses = first.history.losses
     assert losses[:5] == second.history.losses
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
-
-
-def test_what_is_noted_of_a_sparsifier() -> None:
-    history = train(task(), EXCHANGES["topk"](), world=WORLD, num_steps=4)
-    num_kept = round(0.1 * sum(layer_sizes(task())))
-    assert history.asked == pytest.approx([0.1] * 4)
-    assert history.local == pytest.approx([num_kept / sum(layer_sizes(task()))] * 4)
-    assert all(low <= high for low, high in zip(history.local, history.actual, strict=True))
-    assert history.sent_bytes == [(WORLD - 1) * 8 * num_kept] * 4
-    assert all(error > 0 for error in history.errors)
-
-
-def test_error_is_the_mean_of_the_norms_of_residuals() -> None:
-    replicas = Replicas(task(), EXCHANGES["topk"](), WORLD)
-    replicas.step()
-    norms = [float(state.residual_N.norm()) for (state,) in replicas.states]
-    assert isclose(replicas.history.errors[0], sum(norms) / WORLD, rel_tol=1e-6)
-
-
-def test_momentum_in_the_exchange_leaves_weights_to_decay_as_fast() -> None:
-    """Decay that is outside momentum is a tenth of what momentum of 0.9 makes of it."""
-    rates = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.02}
-    decaying = replace(task(), make_optimizer=partial(torch.optim.SGD, **rates))
-    dense = Replicas(decaying, exchange_for(none()), 2)
-    moved = Replicas(without_momentum(decaying), with_momentum_correction(none()), 2)
-    for _ in range(60):
-        dense.step()
-        moved.step()
-    apart = parameters_of(dense) - parameters_of(moved)
-    assert apart.norm() < 0.1 * parameters_of(dense).norm()  # 0.27 of it with a tenth of the decay
