@@ -18,7 +18,14 @@ from gradwire_bench.training.trainers import check_trainer, start
 from gradwire_bench.training.training import TrainBench
 from gradwire_bench.training.training_links import TrainingOnLinks
 
+EMPTY = (
+    *("dion/__init__.py", "accelerate/__init__.py", "accelerate/local_sgd.py"),
+    *("grace_dl/__init__.py", "grace_dl/dist/__init__.py", "grace_dl/dist/helper.py"),
+    *("torchft/__init__.py", "torchft/local_sgd.py"),
+)
+"""Packages that are there, and no more than that."""
 SOURCES = {
+    **dict.fromkeys(EMPTY, ""),
     "demo.py": """
 import torch
 

@@ -79,17 +79,6 @@ def test_all_ways_give_the_same_bits(counts: list[int], dtype: torch.dtype, seed
         torch.testing.assert_close(values, exact[union].to(dtype))
 
 
-def test_a_step_without_parts_has_no_imbalance() -> None:
-    """What is noted is of the last step: gathered rows leave nothing of an earlier one."""
-    members = [Member(rank, 2) for rank in range(2)]
-    some, none = (torch.tensor([4]), torch.ones(1, WIDTH)), (torch.zeros(0), torch.zeros(0, WIDTH))
-    for rows, way, is_cut in ((some, SERVED, True), (some, GATHERED, False), (some, SERVED, True)):
-        drive([average_rows(me, rows, NUM_ROWS, lambda counts, way=way: way) for me in members])
-        assert [me.imbalance is not None for me in members] == [is_cut] * 2
-    drive([average_rows(me, none, NUM_ROWS, lambda counts: SERVED) for me in members])
-    assert {me.imbalance for me in members} == {None}
-
-
 def test_gathered_rows_take_the_bytes_that_the_collective_states() -> None:
     taken = [torch.arange(3), torch.arange(20, 60, 5), torch.tensor([0])]
     texts = [

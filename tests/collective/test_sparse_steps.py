@@ -76,22 +76,6 @@ def test_buffers_only_grow(exchange: gw.Pair) -> None:
 
 
 @each_scheme
-@each("share", [0.01, 0.3])
-def test_a_mean_may_take_the_gradients_place(scheme: gw.Collective, share: float) -> None:
-    """Of few elements only what is not zero is cleared first; NaN and -0.0 are not zero."""
-    exchange, grads = gw.pair(gw.compress.nonzero(), scheme), gradients(share)
-    grads[0][7], grads[1][8] = torch.nan, -0.0
-    apart = [torch.full_like(grad_N, 9.0) for grad_N in grads]
-    state = exchange.init(TensorSpec("", len(grads[0])), WORLD)
-    for means in (apart, grads):
-        members = [Member(rank, WORLD) for rank in range(WORLD)]
-        given = zip(members, grads, means, strict=True)
-        drive([exchange.synchronise(me, state, grad_N, mean_N) for me, grad_N, mean_N in given])
-    for own, other in zip(grads, apart, strict=True):
-        assert torch.equal(own.view(torch.int32), other.view(torch.int32))
-
-
-@each_scheme
 def test_a_rank_with_another_model_is_named(scheme: gw.Collective) -> None:
     exchange = gw.pair(gw.compress.nonzero(), scheme)
     of_own = [texts(exchange, gradients(1.0, n)) for n in [NUMEL] * (WORLD - 1) + [3 * NUMEL]]

@@ -98,17 +98,6 @@ def test_the_density_stays_whatever_the_number_of_ranks_and_top_ks_grows(
     assert grown[-1] > growth
 
 
-def test_density_one_is_the_dense_mean_and_sends_no_index() -> None:
-    spec = spec_of(MODEL)
-    run = Run(deft(density=1.0), spec, 3)
-    grads = draw(spec, 3)
-    torch.testing.assert_close(run.step(grads), torch.stack(grads).mean(0))
-    num_layers = len(run.states[0].partition.sizes)
-    values = 2 * 2 * 4 * (spec.numel + 1) // 3
-    assert run.sent_bytes[1:] == [values + 2 * 4] * 2
-    assert run.sent_bytes[0] == values + 2 * 4 + 2 * num_layers
-
-
 def test_layers_may_be_given() -> None:
     sizes = (30, 2, 8)
     by_sizes = Run(deft(density=0.2, layers=[*sizes]), gw.TensorSpec("flat", 40), 3)

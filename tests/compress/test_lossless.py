@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.exchange.by_name import run_local
 from gradwire.kernels.libraries import reference_only
 from tests.each import each
 
@@ -76,20 +75,6 @@ def test_values_are_those_of_none(dtype: torch.dtype) -> None:
                 back_N = codec.decode(kept, torch.empty(4096, dtype=into), scale=scale)
                 found.append(torch.cat([out_N, sum_N, back_N, residual_N.to(into)]))
             assert torch.equal(bits(found[0]), bits(found[1]))
-
-
-@each("dtype", DTYPES, ids=str)
-@each("world", [2, 3])
-@each("collective", [gw.collective.casync_ps(), gw.collective.casync_ps(room_bytes=0)])
-def test_the_mean_has_the_bits_that_none_gives(
-    collective: gw.Collective, world: int, dtype: torch.dtype
-) -> None:
-    draw = torch.Generator().manual_seed(world)
-    grads = [(torch.randn(9000, generator=draw) * 1e-3).to(dtype) for _ in range(world)]
-    coded, plain = (run_local(gw.pair(codec, collective), grads) for codec in (lossless(), none()))
-    for (mean_N, own_N, _), (want_N, its_N, _) in zip(coded, plain, strict=True):
-        assert torch.equal(bits(mean_N), bits(want_N))
-        assert torch.equal(bits(own_N), bits(its_N))
 
 
 def test_payloads_that_are_none_are_refused() -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 import gradwire as gw
-from gradwire.collective.casync_ring import casync_ring
-from gradwire.exchange.by_name import run_local
 from tests.each import each
 
 
@@ -75,39 +71,3 @@ def test_a_large_element_waits_less_with_stretched_means() -> None:
         return sum(float(gw.residuals(state)["residual"][5]) for _, _, state in results)
 
     assert waiting(1.5) < 0.7 * waiting(1.0)
-
-
-def test_a_ring_is_given_means_as_they_are_however_the_pair_was_made() -> None:
-    by_servers = gw.pair(gw.compress.onebit(), gw.collective.casync_ps())
-    by_ring = gw.pair(gw.compress.onebit(), gw.collective.casync_ring())
-    assert by_servers.codec.stretch > by_ring.codec.stretch == 1
-    assert replace(by_servers, collective=gw.collective.casync_ring()) == by_ring
-
-
-def test_eight_ranks_train_by_a_ring_with_the_default_stretch() -> None:
-    """A perceptron comes as far as with dense gradients, although every hop encodes sums again."""
-    draw, world, shapes = torch.Generator().manual_seed(0), 8, ((8, 32), (32, 1))
-    first = [torch.randn(shapes[0], generator=draw) / 3, torch.randn(shapes[1], generator=draw) / 6]
-    x_WBI = torch.randn(world, 32, 8, generator=draw)
-    y_WB1 = x_WBI.prod(-1, keepdim=True).tanh() + x_WBI[..., :2].sum(-1, keepdim=True).sin()
-    spec = gw.TensorSpec("weights", 288, shapes=shapes)
-
-    def trained(exchange: gw.Exchange) -> float:
-        weights = [torch.nn.Parameter(one.clone()) for one in first]
-        states = [exchange.init(spec, world) for _ in range(world)]
-        for _ in range(40):
-            hidden = [(x_BI @ weights[0]).relu() @ weights[1] for x_BI in x_WBI]
-            losses = [(h - y).square().mean() for h, y in zip(hidden, y_WB1, strict=True)]
-            grads = [
-                torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
-                for loss in losses
-            ]
-            results = run_local(exchange, grads, states)
-            states = [state for _, _, state in results]
-            for weight, part_N in zip(weights, results[0][0].split([256, 32]), strict=True):
-                weight.data -= 0.15 * part_N.view_as(weight)
-        return float(torch.stack(losses).mean().detach())
-
-    dense = trained(gw.exchange_for(gw.compress.none()))
-    lossy = gw.with_error_feedback(gw.pair(gw.compress.onebit(), casync_ring()))
-    assert trained(lossy) <= 1.1 * dense

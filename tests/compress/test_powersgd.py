@@ -37,12 +37,6 @@ def cut(flat_N: Tensor, spec: gw.TensorSpec) -> list[Tensor]:
     ]
 
 
-def matrices_of_rank_2(count: int, rows: int, columns: int) -> Tensor:
-    generator = torch.Generator().manual_seed(count)
-    left_BNR = torch.randn(count, rows, 2, generator=generator)
-    return left_BNR @ torch.randn(count, 2, columns, generator=generator)
-
-
 def means(
     exchange: gw.Exchange, spec: gw.TensorSpec, steps: Sequence[list[Tensor]]
 ) -> tuple[list[Tensor], list[Any]]:
@@ -153,17 +147,6 @@ def test_a_warm_start_comes_to_the_best_approximation() -> None:
     assert all(after <= 1.0001 * before for before, after in pairwise(errors))
     assert errors[0] > 1.05 * best
     assert best <= 1.0001 * errors[-1] <= 1.01 * best
-
-
-def test_directions_that_died_come_back() -> None:
-    """Zeros give zeros, and a state that saw only zeros is as good as new."""
-    spec = spec_of(((10, 12),))
-    matrix_NM = matrices_of_rank_2(1, 10, 12)[0]
-    steps = [[torch.zeros(120)] * 2] * 3 + [[matrix_NM.flatten()] * 2] * 3
-    found, states = means(powersgd(rank=3), spec, steps)
-    assert not bool(torch.stack(found[:3]).any())
-    torch.testing.assert_close(found[-1], matrix_NM.flatten(), rtol=1e-4, atol=1e-4)
-    assert bool(states[0].basis_T[0].isfinite().all())
 
 
 @each("spoil", [float("nan"), float("inf")])

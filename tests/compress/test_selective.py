@@ -11,15 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 import gradwire as gw
 from gradwire.compress.selective import selective
 from gradwire.compress.selective.choice import SMALL, Choice, choose
-from gradwire.compress.selective.mixed import Mixed
-from gradwire.compress.topk import topk
-from gradwire.contract import Compressor, Member
-from gradwire.contract.payload import Payload
+from gradwire.contract import Member
 from gradwire.contract.registry import load
 from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.local import drive
@@ -184,42 +180,6 @@ def test_all_sparse_is_the_codec_tensor_by_tensor(sparsifier: str, dtype: torch.
             for (mean_N, _, state), (part_N, _, kept) in zip(results, parts, strict=True):
                 assert same_bits(mean_N[cut], part_N)
                 assert same_bits(state.residual_N[cut], kept.residual_N)
-
-
-class starves(topk):
-    """Takes nothing of any gradient, as an estimate may that is far off."""
-
-    encode_many = Compressor.encode_many
-
-    def encode(
-        self,
-        state: object,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
-    ) -> tuple[Payload, object]:
-        if residual_N is not None:
-            residual_N.add_(grad_N)
-        room = torch.zeros(0, dtype=torch.uint8)
-        nothing = topk().format(gw.TensorSpec("", 0))
-        return Payload(nothing, room), state
-
-
-@each("with_residual", [False, True])
-def test_a_tensor_that_starves_sends_its_largest(with_residual: bool) -> None:
-    grad_N = torch.tensor([1.0, -3.0, 2.0, 0.0, 0.0, 0.5, 7.0])
-    mixed = Mixed(starves(), (3, 2, 1, 1), Choice((3,), (0, 1, 2), 0.5), torch.float32)
-    residual_N = torch.tensor([0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 1.0]) if with_residual else None
-    own = torch.zeros(mixed.largest.slot_bytes, dtype=torch.uint8)
-    sent = mixed.encode(Member(0, 2), mixed.codec, (), grad_N, residual_N, own)
-    payload = Payload(mixed.received(sent.size_bytes), own[: sent.size_bytes])
-    largest = (2, 4.0) if with_residual else (1, -3.0)
-    assert payload["indices"].tolist() == [largest[0], 5]
-    assert payload["values"].tolist() == [largest[1], 0.5]
-    assert payload["dense"].tolist() == [8.0 if with_residual else 7.0]
-    if residual_N is not None:
-        assert residual_N.tolist() == [1.0, -3.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
 # ---- bytes -------------------------------------------------------------------------------------

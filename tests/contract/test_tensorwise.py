@@ -7,29 +7,21 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.omnireduce import omnireduce
-from gradwire.collective.sparcml import sparcml
-from gradwire.collective.sparse_ps import sparse_ps
-from gradwire.collective.sparse_ps_broadcast import sparse_ps_broadcast
 from gradwire.collective.steps.ordered_sums import num_entries
-from gradwire.collective.zen import zen
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Member
 from gradwire.contract.payload import Payload
 from gradwire.contract.shapes_only import Hollow
 from gradwire.contract.spec import TensorSpec
-from gradwire.contract.tensorwise import Tensorwise, encode_each, tensor_sizes, tensorwise
+from gradwire.contract.tensorwise import Tensorwise, tensor_sizes, tensorwise
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive
-from gradwire.exchange.pair import Pair, pair
+from gradwire.exchange.pair import Pair
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
-from gradwire_lab.laws.cases import FEW
-from gradwire_lab.laws.collectives import law_never_deadlocks
 from gradwire_lab.laws.compressors import LAWS
-from gradwire_lab.laws.exchanges import law_nothing_is_lost_or_made
 from gradwire_lab.laws.tolerance import same_bits
 from tests.each import each
 from tests.laws.cases import compressors
@@ -83,17 +75,6 @@ def test_every_tensor_is_encoded_as_alone(codec: Compressor) -> None:
         assert same_bits(after_N, alone_N)
 
 
-@each("codec", [onebit(block=64), threelc(block=64), adacomp(block=64)])
-def test_several_messages_are_one_call_with_the_same_bytes(codec: Compressor) -> None:
-    joint, spec = Tensorwise(codec, (70, 9, 300)), TensorSpec("gradient", 379)
-    chunks = [joint.chunk(0, 75), joint.chunk(75, 300), joint.chunk(300, 379)]
-    grads = _draw(379).split([75, 225, 79])
-    states = [c.init(spec.chunk(0, len(g))) for c, g in zip(chunks, grads, strict=True)]
-    found = encode_each(chunks, states, grads, [None] * 3, [None] * 3)
-    for (payload, _), chunk, state, grad_N in zip(found, chunks, states, grads, strict=True):
-        assert same_bits(payload.buffer, chunk.encode(state, grad_N)[0].buffer)
-
-
 def test_entries_of_all_tensors_are_what_is_decoded() -> None:
     """Each tensor's values outlive the next tensor's, which are decoded into the same buffer."""
     codec, grad_N = Tensorwise(adacomp(block=64), _sizes(300)), _draw(300)
@@ -121,17 +102,6 @@ def test_what_is_taken_of_all_tensors_is_noted() -> None:
         assert me.selection is not None
         assert me.selection.arrived == int(grads[0].count_nonzero())
         assert 0 < me.selection.selected <= me.selection.arrived
-
-
-SPARSE = (zen(), sparcml(), omnireduce(), sparse_ps(), sparse_ps_broadcast())
-
-
-@each("law", [law_never_deadlocks, law_nothing_is_lost_or_made])
-@each("collective", SPARSE)
-def test_sparse_schemes_take_what_shares_a_scale(law, collective) -> None:  # type: ignore[no-untyped-def]
-    for case in FEW:
-        if case.world in (2, 3):
-            law(pair(adacomp(block=64), collective), case)
 
 
 def test_it_is_used_where_elements_share_a_scale() -> None:

@@ -7,8 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compress.int8 import int8
-from gradwire.compress.onebit import onebit
 from gradwire.dsl import interp, rewrite
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import (
@@ -29,7 +27,6 @@ from gradwire.dsl.ir import (
 )
 from gradwire.dsl.rewrite import simplified
 from gradwire.dsl.schedule import passes
-from gradwire_lab.compress.tbq import tbq
 from tests.dsl.programs import EXAMPLES
 from tests.each import each
 from tests.strategies import bounded
@@ -122,21 +119,6 @@ def test_the_interpreter_keeps_gathers_and_draws_places():
 
 
 # ---- schedule ----------------------------------------------------------------------------------
-
-
-@each(
-    "codec, form, num_loops",
-    [
-        (tbq(), "encode_with_residual", 1),
-        (onebit(), "encode", 1),  # bits and both means in one pass
-        (onebit(), "encode_with_residual", 2),
-        (int8(), "encode", 2),
-        (int8(), "merge", 1),
-    ],
-)
-def test_a_block_is_visited_as_often_as_needed(codec, form, num_loops):
-    made = passes(getattr(codec.kernels(), form))
-    assert sum(one.loops for one in made) == num_loops
 
 
 @each("codec", EXAMPLES)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import platform
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.dsl.build import Built, Call
@@ -32,7 +29,6 @@ from gradwire.kernels import compiler
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import same_bits
 from tests.each import each
-from tests.strategies import bounded
 
 pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 
@@ -115,31 +111,11 @@ def assert_agreement(kernel: Kernel, grads: list[Tensor]) -> None:
         assert same_bits(a, b), f"{kernel.name}, value {number}: {a} != {b}"
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")
-def test_narrower_vectors_keep_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "FLAG_SETS", (compiler.BASE_FLAGS,))
-    monkeypatch.setattr(compiler, "_loaded", {})
-    assert BUILT.library() is not None
-    for kernel in KERNELS.values():
-        for kind, numel in itertools.product(("normal", "one nan"), (1, 64, 300, 20_000)):
-            assert_agreement(kernel, [make_gradient(kind, numel, torch.float32, seed=numel)])
-
-
 @each("name", KERNELS)
 def test_kept_elements_are_the_interpreter_s(name: str) -> None:
     assert BUILT.library() is not None
     for kind, numel in itertools.product(("normal", "one nan", "both infs"), (1, 64, 300, 40_000)):
         assert_agreement(KERNELS[name], [make_gradient(kind, numel, torch.float32, seed=numel)])
-
-
-@bounded(20)
-@given(
-    sizes=st.lists(st.sampled_from([0, 1, 63, 200, 20_000]), max_size=6),
-    name=st.sampled_from(sorted(KERNELS)),
-)
-def test_several_gradients_keep_their_own(sizes: list[int], name: str) -> None:
-    grads = [make_gradient("normal", n, torch.float32, seed=i) for i, n in enumerate(sizes)]
-    assert_agreement(KERNELS[name], grads)
 
 
 def test_places_are_drawn_and_read_as_the_interpreter_does() -> None:

@@ -92,6 +92,7 @@ def test_latest_is_the_gradient_without_the_residual():
         assert residual_N.tolist() == [2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_long_program_is_no_problem():
     def encode(self, gradient):
         return concat(q=map(gradient, lambda x: sum(where(x > i, 1.0, 0.0) for i in range(3000))))
@@ -120,20 +121,3 @@ def test_reductions_of_nothing():
     payload, _ = nothing().encode(None, torch.ones(5))
     assert [payload[name].item() for name in ("count", "total", "top")] == [0, 0.0, -math.inf]
     assert payload["q"].item() == 0b11111
-
-
-def test_a_whole_number_for_a_float_setting_is_that_float():
-    class above(Program):
-        level: float = 1.0
-
-        def encode(self, gradient):
-            return concat(q=map(gradient, lambda x: where(x > 0, self.level, 0)))
-
-        def decode(self, sent):
-            return extract(sent)[0]
-
-    for given in (2, np.float64(2)):  # a program of these first: equal settings share their kernels
-        payload, _ = above(level=given).encode(None, torch.tensor([3.0, -3.0]))
-        assert payload["q"].tolist() == [2.0, 0.0]
-        assert payload["q"].dtype == torch.float32
-        assert type(above(level=given).level) is float

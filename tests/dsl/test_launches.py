@@ -161,19 +161,3 @@ def test_codes_that_are_none_are_refused_as_by_the_definition(coded: list[int], 
 
 
 # ---- what is made before the first step --------------------------------------------------------
-
-
-@pytest.mark.parametrize("codec", [qsgd(), threelc()], ids=repr)
-def test_no_cpp_is_compiled_for_what_is_encoded_on_a_gpu(
-    codec: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(Built, "library", lambda self: asked.append(self))
-    monkeypatch.setattr(type(zero_run), "library", lambda self: asked.append(self))
-    spec = TensorSpec("weight", 1000, device="cuda")
-    state = codec.init(spec.chunk(0, 64))
-    assert (state is None) == (codec.init(spec) is None)
-    assert asked == []
-    codec.init(TensorSpec("weight", 1000))
-    assert asked != []
-    assert spec == TensorSpec("weight", 1000)

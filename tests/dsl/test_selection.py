@@ -123,17 +123,6 @@ def test_top_cuts_what_passed_and_gives_the_rest_back():
 
 
 @pytest.mark.usefixtures("_served")
-def test_codes_of_kept_elements_are_packed_and_the_residual_holds_what_they_lack():
-    residual_N = torch.zeros(8)
-    payload, _ = signs().encode(None, GRADIENT, residual_N=residual_N)
-    assert payload["least"].item() == 0.25
-    assert payload["codes"].tolist() == [0b01_00]
-    assert payload["places"].tolist() == [1, 4]
-    assert decoded(signs(), payload, 8).tolist() == [0, -0.25, 0, 0, 0.25, 0, 0, 0]
-    assert residual_N.tolist() == [0.5, -2.75, 0, 1, 1.75, -1.5, 0.25, -0.75]
-
-
-@pytest.mark.usefixtures("_served")
 def test_what_is_not_finite_is_sent_and_never_kept():
     grad_N = torch.tensor([torch.inf, torch.nan, -torch.inf, 5.0])
     residual_N = torch.full((4,), 0.5)
@@ -198,25 +187,3 @@ def test_fields_lie_by_kind_and_bytes_between_them_are_zero():
     assert [field.name for field in payload.format] == ["few", "codes", "indices"]
     assert payload.buffer.tolist() == [1, 0b11_10_01, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]
     assert decoded(mixed(), payload, 5).tolist() == [1, 0, 2, 3, 0]
-
-
-@pytest.mark.usefixtures("_served")
-@each("codec", PROGRAMS)
-def test_many_at_once_are_each_as_alone(codec):
-    draw = torch.Generator().manual_seed(5)
-    lengths = [0, 1, 300, 64, 1000]
-    grads = [torch.randn(numel, generator=draw) for numel in lengths]
-    before = [None, torch.ones(1), None, torch.randn(64, generator=draw), torch.zeros(1000)]
-    alone = [None if r is None else r.clone() for r in before]
-    together = [None if r is None else r.clone() for r in before]
-    want = [
-        codec.encode(None, g, residual_N=r)[0].buffer for g, r in zip(grads, alone, strict=True)
-    ]
-    sent = [payload for payload, _ in codec.encode_many([None] * 5, grads, together)]
-    assert all(torch.equal(p.buffer, w) for p, w in zip(sent, want, strict=True))
-    for one, other in zip(alone, together, strict=True):
-        assert one is other is None or torch.equal(one, other)
-    outs = [torch.empty(numel) for numel in lengths]
-    codec.decode_many(sent, outs, scale=2.0)
-    for payload, out_N in zip(sent, outs, strict=True):
-        assert torch.equal(out_N, 2 * decoded(codec, payload, out_N.numel()))

@@ -16,27 +16,6 @@ from gradwire.exchange.pair import suited
 from tests.each import each
 
 
-def test_aggregators_loss_is_kept_by_the_aggregator() -> None:
-    """Two ranks, chunks of 8: rank 0 aggregates the first, rank 1 the second.
-
-    A gradient that is one constant is sent exactly and so is its mean: nothing is lost. With two
-    magnitudes in the first chunk the worker and its aggregator lose something, both on rank 0.
-    """
-    codec = gw.compress.onebit(stretch=1)
-    exchange = gw.with_error_feedback(gw.pair(codec, gw.collective.casync_ps()))
-    ones = torch.ones(16)
-    results = gw.run_local(exchange, [3 * ones, -ones])
-    assert [mean_N.tolist() for mean_N, _, _ in results] == [[1.0] * 16] * 2
-    assert not any(state.residual_N.any() for _, _, state in results)
-
-    mixed = torch.tensor([1.0, 3.0, -1.0, -3.0] * 2 + [0.0] * 8)
-    results = gw.run_local(exchange, [mixed, torch.zeros(16)])
-    left = [state.residual_N for _, _, state in results]
-    assert torch.allclose(2 * results[0][0] + left[0] + left[1], mixed)
-    assert left[0][:8].any()
-    assert not left[1].any()
-
-
 @each("algorithm", examples("compress"))
 def test_an_algorithm_alone_gets_what_its_traits_ask_for(
     algorithm: gw.Compressor | gw.Exchange,
@@ -117,21 +96,6 @@ def test_error_feedback_wraps_exchanges_not_compressors() -> None:
         gw.with_error_feedback(gw.compress.topk())
 
 
-def test_outer_feedback_keeps_the_account_alone() -> None:
-    """Wrapped twice, nothing is counted twice: the inner residual stays empty."""
-    inner = gw.with_error_feedback(gw.pair(gw.compress.onebit(), gw.collective.casync_ps()))
-    grads, states = [torch.randn(50), torch.randn(50)], None
-    once = twice = None
-    for _ in range(3):
-        once = gw.run_local(inner, grads, once and [s for _, _, s in once])
-        twice = gw.run_local(gw.with_error_feedback(inner), grads, states)
-        states = [state for _, _, state in twice]
-    for (mean_N, _, state), (again_N, _, outer) in zip(once, twice, strict=True):
-        assert torch.equal(mean_N, again_N)
-        assert torch.equal(state.residual_N, outer.residual_N)
-        assert not outer.inner.residual_N.any()
-
-
 class halves(gw.Exchange):
     """Defines only ``init`` and ``run``: half of each gradient arrives, in the gradient's dtype."""
 
@@ -144,19 +108,6 @@ class halves(gw.Exchange):
         mean_N = half_N / world
         yield AllReduce(mean_N)
         return mean_N, half_N.float(), state
-
-
-def test_what_rounding_the_sum_drops_stays_in_the_residual() -> None:
-    """1 + 2**-10 is no bfloat16: 1 is sent, and the rest waits with what did not arrive."""
-    exchange = gw.with_error_feedback(halves())
-    spec = gw.TensorSpec("w", 1, torch.bfloat16)
-    states = [exchange.init(spec, 2) for _ in range(2)]
-    for state in states:
-        state.residual_N.fill_(2.0**-10)
-    grads = [torch.ones(1, dtype=torch.bfloat16)] * 2
-    for mean_N, contributed_N, state in gw.run_local(exchange, grads, states):
-        assert mean_N.tolist() == contributed_N.tolist() == [0.5]
-        assert state.residual_N.tolist() == [0.5 + 2.0**-10]
 
 
 class only_the_form:

@@ -10,7 +10,6 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
-from tests.compress.test_support import Run
 from tests.each import each
 
 WORLD, NUMEL, KEPT, MOMENTUM = 3, 50, 10, 0.9
@@ -98,24 +97,6 @@ def test_what_16_bits_cannot_hold_has_not_stayed(world: int) -> None:
     torch.testing.assert_close(results[0][0].float(), want_N, rtol=2e-3, atol=1e-6)
 
 
-@each("masking", [False, True])
-def test_masking_takes_momentum_from_what_leaves_often(masking: bool) -> None:
-    """A constant gradient, of which every element leaves in every T-th step."""
-    period = 10
-    exchange = gw.with_momentum_correction(
-        gw.compress.topk(density=1 / period), MOMENTUM, masking=masking
-    )
-    states, moved_N = None, torch.zeros(period)
-    for step in range(9 * period):
-        results = run_local(exchange, [torch.ones(period)] * 2, states)
-        states = [state for _, _, state in results]
-        if step >= 8 * period:  # long after the start
-            moved_N += results[0][0] / period
-    lost = MOMENTUM * (1 - MOMENTUM**period) / ((1 - MOMENTUM) * period) if masking else 0.0
-    want_N = torch.full((period,), (1 - lost) / (1 - MOMENTUM))
-    torch.testing.assert_close(moved_N, want_N, rtol=1e-3, atol=0.0)
-
-
 @each("dtype", [torch.float32, torch.bfloat16])
 def test_a_tensor_that_travels_dense_has_momentum_sgds_steps(dtype: torch.dtype) -> None:
     """Beside a sparse one in its message, of which most elements stay."""
@@ -168,15 +149,3 @@ def test_a_rank_with_an_infinite_gradient_tells_it_and_gives_nothing_else() -> N
         mean_N = run_local(exchange, [torch.tensor([spoil, 1e30, 0.0]), torch.zeros(3)])[0][0]
         assert bool(mean_N[0].isnan())
         assert mean_N[1:].tolist() == [0.0, 0.0]
-
-
-def test_later_steps_allocate_nothing_of_the_gradients_size() -> None:
-    """Clipping, momentum and mask together; payloads of 10 elements are not counted."""
-    numel = 100_000
-    codec = gw.compress.topk(density=10 / numel)
-    exchange = gw.with_clipping(gw.with_momentum_correction(codec), 1.0)
-    spec = gw.TensorSpec("weight", numel)
-    run = Run(exchange, spec, 2)
-    largest = [run.allocated(gradients(number, 2, numel)) for number in range(3)]
-    assert largest[0] >= numel, "the first step's buffers were not seen"
-    assert max(largest[1:]) < numel // 4

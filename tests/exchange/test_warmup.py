@@ -56,13 +56,6 @@ def test_a_saved_count_goes_on_where_it_was() -> None:
     assert dense == [True, False]
 
 
-def test_momentum_goes_around_it() -> None:
-    exchange = gw.with_momentum_correction(gw.with_warmup(gw.compress.topk(), steps=1), 0.5)
-    grads = gradients(0)
-    mean_N, _, _ = run_local(exchange, grads)[0]
-    torch.testing.assert_close(mean_N, torch.stack(grads).mean(0))
-
-
 @each(
     "inside",
     [
