@@ -121,8 +121,8 @@ def noticed(names: list[str], cpu_s: int, log: Path) -> tuple[str, str]:
             os.killpg(child, signal.SIGKILL)
         time.sleep(0.05)
     code = os.waitstatus_to_exitcode(ended[1])
-    said = {0: "survived", 1: "killed", -signal.SIGXCPU: "survived", -signal.SIGKILL: "survived"}
-    outcome = said.get(code, "killed")  # where a mutant ends the interpreter, or is no module
+    said = {0: "survived", -signal.SIGXCPU: "survived", -signal.SIGKILL: "survived", 4: "not run"}
+    outcome = said.get(code, "killed")  # 4: no test by that name; others: failed, or no module
     failed = re.findall(
         r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", log.read_text(encoding="utf-8"), re.M
     )
