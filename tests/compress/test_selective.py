@@ -140,8 +140,8 @@ def test_a_plan_may_choose_itself() -> None:
 LAWS = [law for law in (*exchanges.LAWS, *collectives.OF_ANY) if law not in many_steps.LAWS]
 
 
-@each(
-    "sparsifier, num_dense",
+@pytest.mark.parametrize(
+    ("sparsifier", "num_dense"),
     [
         *((sparsifier, 3) for sparsifier in SPARSIFIERS),
         *zip(SPARSIFIERS, (None, 0, 8, 0, None, 8), strict=True),

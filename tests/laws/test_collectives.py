@@ -20,7 +20,7 @@ from tests.laws.cases import compressors, name_of, pairs
 EXACT = [made for made in pairs() if made.codec.traits.lossless]
 
 
-@each("place", range(len(EXACT)), ids=lambda at: name_of(EXACT[at]))
+@pytest.mark.parametrize("place", range(len(EXACT)), ids=lambda at: name_of(EXACT[at]))
 def test_dense_mean_for_every_world_and_size(place: int) -> None:
     """Each in a third of the cases: three exchanges after one another see all."""
     for case in EVERY_WORLD_AND_SIZE[place % 3 :: 3]:

@@ -15,7 +15,7 @@ from gradwire.exchange.pair import Pair
 from gradwire_lab.laws import bounded, collectives, growth, many_steps
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.exchanges import LAWS
-from tests.each import by_file, each
+from tests.each import by_file
 from tests.laws.cases import ALWAYS, kind_of, name_of, other_ways, own_exchanges, pairs, rotated
 
 EXCHANGES: tuple[Exchange, ...] = (*other_ways(), *pairs(), *own_exchanges())
@@ -113,7 +113,7 @@ def test_residuals_stay_bounded_over_400_steps(place: int) -> None:
     bounded.law_residuals_stay_bounded(EXCHANGES[place], Case(world=2, numel=60, seed=place))
 
 
-@each("place", ENCODING_SUMS, ids=lambda at: name_of(EXCHANGES[at]))
+@pytest.mark.parametrize("place", ENCODING_SUMS, ids=lambda at: name_of(EXCHANGES[at]))
 def test_means_do_not_grow_over_eight_ranks(place: int) -> None:
     (case,) = (case for case in growth.MANY_RANKS if case.world == 8)
     growth.law_means_do_not_grow_over_ranks_and_steps(EXCHANGES[place], case)

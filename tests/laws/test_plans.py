@@ -44,7 +44,10 @@ def _id(example: Any) -> str:
     return str(example.__name__)
 
 
-@each("planner", examples("planner"), ids=_id)
+every_planner = pytest.mark.parametrize("planner", examples("planner"), ids=_id)
+
+
+@every_planner
 def test_planner_laws(planner: Planner) -> None:
     """One plan is held to all laws that look at one; the other asks the planner itself."""
 
@@ -60,7 +63,7 @@ def test_planner_laws(planner: Planner) -> None:
     bounded(8)(given(profile=profiles(), cluster=clusters)(hold))()
 
 
-@each("planner", examples("planner"), ids=_id)
+@every_planner
 def test_trace_laws(planner: Planner) -> None:
     @bounded(12)
     @given(profile=profiles(largest=120), cluster=clusters)

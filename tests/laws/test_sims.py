@@ -155,7 +155,7 @@ def test_exchange_law_bites(law: Callable[..., None], wrong: Callable[..., Any])
         law(wrong, several_steps, 64, CLUSTER)
 
 
-@each("planner", examples("planner"), ids=name_of)
+@pytest.mark.parametrize("planner", examples("planner"), ids=name_of)
 def test_plans(planner: Planner) -> None:
     @bounded(3)
     @given(profile=profiles(largest=300), cluster=several)
@@ -209,7 +209,7 @@ def law_of_plans_through(
         law(simulate, _through(exchange, plan, every=every), profile, cluster)
 
 
-@each("exchange", FEW_KINDS, ids=name_of)
+@pytest.mark.parametrize("exchange", FEW_KINDS, ids=name_of)
 def test_plans_of_other_exchanges(exchange: Exchange) -> None:
     """Of one of each kind: plans name no settings here. Its name says in which circumstances."""
     place = crc32(name_of(exchange).encode())

@@ -36,7 +36,7 @@ SCHEMES = (
 )
 
 
-@each("exchange", SCHEMES, ids=name_of)
+@pytest.mark.parametrize("exchange", SCHEMES, ids=name_of)
 def test_laws(exchange: Pair) -> None:
     @bounded(8)
     @given(held=holdings)
