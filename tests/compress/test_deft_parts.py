@@ -216,3 +216,10 @@ def test_numbers_come_back_from_so_few_bytes(width: int) -> None:
     packed = narrow(numbers_K, width, torch.empty(5 * width, dtype=torch.uint8))
     assert packed.numel() == 5 * width
     assert torch.equal(widen(packed, width, torch.full_like(numbers_K, -1)), numbers_K)
+
+
+def test_an_owner_that_is_no_rank_is_refused() -> None:
+    partition = partition_of((4, 4, 4), 2)
+    owners_L = torch.full((len(partition.sizes),), 7, dtype=torch.int32)
+    with pytest.raises(RanksDiffer, match="gives a layer to rank 7 of 2"):
+        Allocation(partition, owners_L, 2)

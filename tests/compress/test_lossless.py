@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.contract.spec import TensorSpec
 from gradwire.kernels.libraries import reference_only
 from tests.each import each
 
@@ -134,3 +136,13 @@ def test_no_damage_ends_the_process() -> None:
         except gw.RanksDiffer:
             refused += 1
     assert refused > 150
+
+
+def test_sizes_tell_layouts() -> None:
+    codec, spec = lossless(), TensorSpec("", 5000, torch.bfloat16)
+    least = codec.format(TensorSpec("", 5000, torch.bfloat16)).size_bytes - 5000
+    for codes in (2, 100, 5000):
+        assert codec.received(spec, least + codes).fields[-1].numel == codes
+    for wrong in (-1, least - 1, least + 5001):
+        with pytest.raises(gw.InvalidSetting, match="size of a payload"):
+            codec.received(spec, wrong)
