@@ -121,12 +121,13 @@ def noticed(names: list[str], cpu_s: int, log: Path) -> tuple[str, str]:
             os.killpg(child, signal.SIGKILL)
         time.sleep(0.05)
     code = os.waitstatus_to_exitcode(ended[1])
-    said = {0: "survived", -signal.SIGXCPU: "survived", -signal.SIGKILL: "survived", 4: "not run"}
-    outcome = said.get(code, "killed")  # 4: no test by that name; others: failed, or no module
-    failed = re.findall(
-        r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", log.read_text(encoding="utf-8"), re.M
-    )
-    return outcome, failed[-1] if failed else ""
+    output_text = log.read_text(encoding="utf-8", errors="replace")
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output_text, re.M)
+    if code in (0, -signal.SIGXCPU, -signal.SIGKILL):
+        return "survived", ""
+    if code == pytest.ExitCode.USAGE_ERROR and not failed:
+        return "not run", ""  # no test has such a name
+    return "killed", failed[-1] if failed else ""  # or the mutant ended the interpreter
 
 
 def main() -> None:
