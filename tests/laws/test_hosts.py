@@ -151,6 +151,18 @@ def test_a_rank_keeps_the_residual_of_its_share_only() -> None:
     assert state.inner.residual_N.numel() == 1000
 
 
+def test_places_that_hold_no_element_keep_nothing() -> None:
+    """A saved state does not have them, so a run that goes on would have other bits."""
+    exchange, case = TwoLevel(KEEPING[1], 2), Case(world=4, numel=9, seed=4)
+    shares = shares_of(case.spec.shapes, 2)
+    assert shares.is_filled
+    for rank, (_, _, state) in enumerate(run_local(exchange, case.grads(), case.states(exchange))):
+        own_S = state.inner.residual_N.clone()
+        shares.clear_filled(own_S, rank % 2)
+        assert torch.equal(own_S, state.inner.residual_N)
+        assert bool(own_S.any())
+
+
 def test_tensors_of_many_rows_are_cut_between_rows() -> None:
     shares = shares_of(((70, 10), (31, 10), (5,)), 2)
     assert [one.start for one in shares.ranges(1)] == [350, 700 + 155, 1010 + 3]
