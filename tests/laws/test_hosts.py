@@ -153,7 +153,7 @@ def test_a_rank_keeps_the_residual_of_its_share_only() -> None:
 
 def test_places_that_hold_no_element_keep_nothing() -> None:
     """A saved state does not have them, so a run that goes on would have other bits."""
-    exchange, case = TwoLevel(KEEPING[1], 2), Case(world=4, numel=9, seed=4)
+    exchange, case = TwoLevel(KEEPING[1], 2), Case(world=4, numel=7, seed=4)
     shares = shares_of(case.spec.shapes, 2)
     assert shares.is_filled
     for rank, (_, _, state) in enumerate(run_local(exchange, case.grads(), case.states(exchange))):
