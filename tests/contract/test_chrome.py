@@ -12,6 +12,15 @@ from hypothesis import strategies as st
 from gradwire.contract.trace.chrome import TOUCHING_S, slots, to_chrome
 from gradwire.contract.trace.span import LANES, Span, Trace
 
+EXAMPLE = Trace.of(
+    [
+        Span(1, "communication", "send", 10.5, 10.75, size_bytes=4096, step=3, message=2),
+        Span(1, "communication", "recv", 10.6, 10.8),
+        Span(0, "backward", "layer 1", 10.0, 10.5, step=3),
+    ]
+)
+
+
 spans = st.builds(
     lambda rank, lane, start, length: Span(rank, lane, "x", start / 64, (start + length) / 64),
     st.integers(0, 2),
@@ -65,3 +74,18 @@ def test_no_more_threads_than_spans_open_at_once(trace: Trace) -> None:
         starts = [span.start_s for span in lane]
         open_at_once = max(sum(s.start_s <= at < s.end_s for s in lane) for at in starts)
         assert used <= max(1, open_at_once)
+
+
+def test_lanes_have_names_and_overlaps_have_threads_of_their_own() -> None:
+    names = sorted(_thread_names(EXAMPLE).values())
+    assert names == ["backward", "communication 0", "communication 1"]
+    ranks = [e["args"]["name"] for e in _of_kind(EXAMPLE, "M") if e["name"] == "process_name"]
+    assert ranks == ["rank 0", "rank 1"]
+
+
+def test_an_event_carries_what_the_span_says() -> None:
+    (event,) = (event for event in _of_kind(EXAMPLE, "X") if event["name"] == "send")
+    assert (event["pid"], event["cat"]) == (1, "communication")
+    assert event["ts"] == 0.5e6
+    assert event["dur"] == 0.25e6
+    assert event["args"] == {"size_bytes": 4096, "step": 3, "message": 2}
