@@ -118,7 +118,14 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "errors.md": (
         "Errors",
         "Every error that gradwire raises on purpose.",
-        ("InvalidSetting", "RankFailed", "RanksLost", "RanksDiffer", "LoopMistake", ".errors.ExitCode"),
+        (
+            "InvalidSetting",
+            "RankFailed",
+            "RanksLost",
+            "RanksDiffer",
+            "LoopMistake",
+            ".errors.ExitCode",
+        ),
     ),
     "contracts.md": (
         "Contracts",
@@ -145,7 +152,8 @@ The first page also has each class at the root that comes from ``runtime`` and i
 """
 CONTENTS = """# Reference
 
-`import gradwire as gw` has these names. `gradwire list` prints every algorithm, and `gradwire list NAME` its page.
+`import gradwire as gw` has these names. `gradwire list` prints every algorithm, and
+`gradwire list NAME` its page.
 
 | you want to | see |
 | --- | --- |
@@ -173,15 +181,15 @@ def linked(text: str, path: str) -> str:
             return found[0]
         return f"[`{file}`]({relpath(page, Path(path).parent.as_posix())})"
 
-    text = MENTION.sub(link, text).replace("](docs/pictures/", "](pictures/")
+    text = text.replace("](docs/", "](")
     for file, page in COPIED.items():
-        text = text.replace(f"](../{file}", f"]({page}")
-    return text
+        text = re.sub(rf"\]\((\.\./)?{file}", f"]({page}", text)
+    return MENTION.sub(link, text)
 
 
 def on_config(config: Any) -> None:
     """Adds the algorithms' pages to the navigation."""
-    (reference,) = (pages for section in config.nav for pages in section.values() if NAV in str(pages))
+    (reference,) = (section["Reference"] for section in config.nav if "Reference" in section)
     (section,) = (one for one in reference if NAV in one)
     section[NAV] = [
         section[NAV],
@@ -224,7 +232,7 @@ def _overview() -> Iterator[str]:
             yield (
                 "## What they lose\n\nHeld-out losses over dense training's of three small models: "
                 "how they were trained, and by which command, stands in "
-                "[Measured](../measured.md#training), with more."
+                "[Measured](../measured.md#what-does-a-compressor-cost-in-loss), with more."
             )
             yield markdown(algorithm.trained(_read("docs/measured.md")))
 

@@ -212,6 +212,7 @@ def test_files_that_are_named_become_links() -> None:
     assert linked("see `docs/measured.md`", "start.md") == f"see {there}"
     deep = linked("(docs/measured.md), `docs/none.md`", "algorithms/compress/topk.md")
     assert deep == f"({there.replace('](', '](../../')}), `docs/none.md`"
-    alone = "`docs/start.md` ![](docs/pictures/a)"
-    assert linked(alone, "start.md") == "`docs/start.md` ![](pictures/a)"
+    alone = "`docs/start.md` ![](docs/pictures/a) [x](docs/plan.md) [y](CONTRIBUTING.md#z)"
+    there = "`docs/start.md` ![](pictures/a) [x](plan.md) [y](contributing.md#z)"
+    assert linked(alone, "start.md") == there
     assert linked("[x](../README.md#y)", "start.md") == f"[x]({COPIED['README.md']}#y)"
