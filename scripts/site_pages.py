@@ -62,7 +62,7 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "handle.md": (
         "Handle and checkpoints",
         "`gw.attach` returns a handle: figures, checkpoints, and the end.",
-        ("Handle", "redistribute", "residuals", "mean_residual_norm"),
+        ("Handle", "redistribute", "mean_residual_norm"),
     ),
     "exchanges.md": (
         "Exchanges",
@@ -141,6 +141,7 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "Exchange",
             "Collective",
             "run_local",
+            "residuals",
             "Trace",
             "Span",
         ),

@@ -106,11 +106,19 @@ def with_density_warmup(
     steps_per_stage: int,
     densities: Sequence[float] | None = None,
 ) -> DensityWarmup:
-    """The algorithm with a density that falls every ``steps_per_stage`` steps.
+    """Starts with a high density, which falls in stages.
 
-    ``algorithm`` is a compressor or an exchange that has a setting ``density``, or is made of one
-    that has. ``densities`` are those of all stages, the last one for good. By default they are the
-    paper's as far as these are above the algorithm's own, and then that.
+    Args:
+        algorithm: A compressor or an exchange with a setting ``density``.
+        steps_per_stage: Steps of each stage.
+        densities: The density of each stage; the last one stays. The default is the paper's
+            densities above the algorithm's own, and then that.
+
+    Returns:
+        The exchange.
+
+    Raises:
+        InvalidSetting: The algorithm has no density, or a value is out of range.
 
     >>> from gradwire.compress.topk import topk
     >>> with_density_warmup(topk(density=0.01), steps_per_stage=500).densities
