@@ -115,7 +115,7 @@ def test_buffers_change_between_stages_only() -> None:
 
 
 def test_what_has_no_density_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="one that has a density"):
+    with pytest.raises(InvalidSetting, match="an algorithm with a setting density"):
         gw.with_density_warmup(gw.compress.onebit(), steps_per_stage=5)
 
 

@@ -121,7 +121,7 @@ def test_a_group_keeps_its_residual_and_its_density() -> None:
 @pytest.mark.parametrize("name", ["cupcake", "omgs"])
 def test_what_is_no_sparsifier_is_refused(name: str) -> None:
     planner = load("planner", name)
-    with pytest.raises(InvalidSetting, match="must be a compressor of sparse payloads"):
+    with pytest.raises(InvalidSetting, match="must be a compressor with a density"):
         planner(vgg16(), cluster_of(), compressor="randomk")
     with pytest.raises(InvalidSetting, match="density"):
         planner(vgg16(), cluster_of(), density=0.0)

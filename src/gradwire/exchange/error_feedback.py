@@ -242,8 +242,8 @@ def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
     remedy = "use it without error feedback"
     if traits.unbiased:
         remedy += ": it is unbiased, so its errors cancel over steps"
-    accepted = "a contraction, as residuals of what may lose more than it was given can grow"
-    return invalid("what gets error feedback", algorithm, accepted, remedy)
+    accepted = "a contraction, since residuals of anything else can grow without bound"
+    return invalid("an exchange with error feedback", algorithm, accepted, remedy)
 
 
 def residuals(state: State) -> dict[str, Tensor]:

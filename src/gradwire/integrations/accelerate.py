@@ -53,7 +53,8 @@ def prepare(
         model, optimizer = accelerator.prepare(model, optimizer)
     """
     if accelerator._models:
-        raise invalid("accelerator", "one with a model", "one without", "call this one first")
+        remedy = "call gradwire's prepare() before accelerator.prepare()"
+        raise invalid("accelerator", "one with a model", "one without a prepared model", remedy)
     attachment = FrameworkAttachment(exchange, **{"scaler": accelerator.scaler, **settings})
     accelerator.ddp_handler = attaching_handler(accelerator, attachment)
     accelerator.register_save_state_pre_hook(

@@ -67,7 +67,7 @@ class FrameworkAttachment:
         """The handle of the one model; raises ``InvalidSetting`` where there is not one."""
         if len(self.handles) != 1:
             raise InvalidSetting(
-                f"attachment.handle is that of one model, and {len(self.handles)} are attached; "
+                f"attachment.handle needs one attached model, and there are {len(self.handles)}; "
                 "let the framework prepare the model first, on two ranks or more, or use .handles"
             )
         return self.handles[0]

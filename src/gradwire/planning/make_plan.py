@@ -54,7 +54,7 @@ def plan(
     chosen = with_settings(planner, **settings)
     made = extension("tune").tune(chosen, profile, cluster) if tune else chosen(profile, cluster)
     if not isinstance(made, Plan):
-        accepted = "a Plan, as every planner gives"
-        raise invalid(f"what {name_of(chosen)} returns", made, accepted, "return one")
+        accepted = "a Plan"
+        raise invalid(f"what {name_of(chosen)} returns", made, accepted, "return a gw.Plan")
     check(made, profile)
     return made

@@ -341,8 +341,8 @@ class Handle(Joinable):
         from .state.sharded import sharded_state
 
         if self.joined:
-            accepted, remedy = "of torch.distributed", "save what gather_state() returns"
-            raise invalid("the group", "one with a rank that came in later", accepted, remedy)
+            accepted, remedy = "without ranks that joined later", "save what gather_state() returns"
+            raise invalid("the group of sharded_state()", "one with such a rank", accepted, remedy)
         self._engine.refuse_copy()
         saved = self.state_dict()
         return sharded_state(self._owners, saved, saved_by, has_pilot=self._controls is not None)
@@ -521,10 +521,11 @@ class Handle(Joinable):
         hooks, engine = self._answering("Join"), self._progress.synchroniser.engine
         if hooks.shrinking is not None:
             remedy = "call backward_without_batch() where a rank has none"
-            raise invalid("Join", "on_failure='shrink'", "on_failure='end' beside it", remedy)
+            raise invalid("on_failure beside Join", "shrink", "'end'", remedy)
         ranks = dist.get_process_group_ranks(self.join_process_group)
         if len(ranks) != engine.world:
-            raise invalid("Join", ranks, f"the {engine.world} ranks that exchange", "pass group=")
+            accepted = f"the {engine.world} attached ranks"
+            raise invalid("ranks of Join", ranks, accepted, "attach with group=")
         divides = kwargs.get("divide_by_initial_world_size", True)
         return ZeroGradients(self, self._model, hooks, engine, divides, kwargs.get("optimizer"))
 
@@ -538,7 +539,7 @@ class Handle(Joinable):
         """The group in which torch counts ranks; raises ``InvalidSetting`` without one."""
         if not dist.is_initialized():
             remedy = "call torch.distributed.init_process_group() first, or leave Join out"
-            raise invalid("Join", "a process that is alone", "ranks in a process group", remedy)
+            raise invalid("ranks of Join", "a single process", "in a process group", remedy)
         return self.group or dist.group.WORLD
 
     def backward_without_batch(self) -> None:
@@ -558,7 +559,9 @@ class Handle(Joinable):
         hooks, engine, reason = self._hooks, self._progress.synchroniser.engine, ""
         if isinstance(self._model, DistributedDataParallel):
             remedy = "write `with model.join():`, which is DDP's own"
-            raise invalid(what, "the handle of a DDP model", "a plain module's", remedy)
+            raise invalid(
+                what, "the handle of a DDP model", "used with a plain module's handle", remedy
+            )
         if self._controls is not None:
             reason = "'auto'"
         elif hooks is not None and hooks.overlap is not None:
@@ -566,7 +569,7 @@ class Handle(Joinable):
         elif engine.shards.world > 1 or any(map(is_dtensor, self._model.parameters())):
             reason = "sharded layers"
         if hooks is None or reason:
-            accepted = "one that exchanges whole gradients in each backward pass, by a set plan"
+            accepted = "used with a fixed exchange of whole gradients in each backward pass"
             remedy = "give every rank as many batches, or call gw.attach without it"
             raise invalid(what, f"the handle of {reason or 'local_steps'}", accepted, remedy)
         return hooks

@@ -253,7 +253,9 @@ def profile(
     model = looked_into(model)
     watched = {key: p for key, p in model.named_parameters() if p.requires_grad}
     if not watched:
-        raise invalid("model", type(model).__name__, "one with trainable parameters", "train one")
+        raise invalid(
+            "model", type(model).__name__, "one with trainable parameters", "unfreeze one"
+        )
     devices = {parameter.device for parameter in watched.values()}
     iterations = _number_of_steps(iterations, devices)
     with untouched(model):
@@ -302,7 +304,10 @@ def looked_into(model: nn.Module) -> nn.Module:
     """The module itself, without DDP around it; refuses a compiled one."""
     if hasattr(model, "_orig_mod"):
         raise invalid(
-            "model", "a compiled one", "one before torch.compile", "its layers have been fused away"
+            "model",
+            "a compiled one",
+            "one before torch.compile",
+            "profile it before it is compiled",
         )
     return model.module if isinstance(model, DistributedDataParallel) else model
 

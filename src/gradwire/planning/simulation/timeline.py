@@ -61,7 +61,7 @@ def simulate(
         raise invalid("jitter", jitter, "a number, 0 or more", "0.05 is 5 %")
     if jitter and ranks == "one":
         raise InvalidSetting(
-            f"jitter {jitter} makes ranks differ, and ranks='one' has one that stands for all; "
+            f"jitter {jitter} needs every rank, and ranks='one' simulates one for all; "
             "use ranks='all'"
         )
     if ranks == "one" or cluster.num_ranks == 1:

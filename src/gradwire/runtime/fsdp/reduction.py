@@ -150,7 +150,7 @@ class ShardReduction:
         self._wire_bytes = 0
 
     def detach(self) -> None:
-        """Gives FSDP its reduce-scatter back. Residuals are dropped: save ``state_dict()`` first."""
+        """Gives FSDP its reduce-scatter back, and drops residuals: save ``state_dict()`` first."""
         for comm in self._comms:
             comm.remove()
         self._comms = []

@@ -46,7 +46,7 @@ class Rhythm:
             accepted = f"fewer than {self.gap}, the steps from one launch to the next"
             raise invalid("delay", self.delay, accepted, "take a shorter delay or fewer fragments")
         if not (isinstance(self.mixing, int | float) and 0 <= self.mixing < 1):
-            accepted = "a number from 0 to below 1, as 1 would exchange for nothing"
+            accepted = "a number in [0, 1), since 1 would ignore the mean"
             raise invalid("mixing", self.mixing, accepted, "leave it out")
 
     @property
@@ -60,7 +60,7 @@ class Rhythm:
 
 
 class LocalSteps(Handle):
-    """The handle of local steps, which ``gw.local_steps`` returns. Other methods are ``Handle``'s."""
+    """The handle that ``gw.local_steps`` returns. Other methods are those of ``Handle``."""
 
     def __init__(
         self,

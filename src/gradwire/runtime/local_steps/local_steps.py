@@ -164,7 +164,7 @@ class _Locally(Attachment):
             raise invalid("exchange", given, accepted, remedy)
         if has_dtensors(params):
             remedy = "call gw.attach, or train a model that is whole on each rank"
-            raise invalid("model", "one of DTensors", "plain parameters", remedy)
+            raise invalid("model", "one with DTensors", "one with plain parameters", remedy)
         refuse_complex(
             params, "under local_steps", "call gw.attach, or keep real and imaginary parts"
         )
