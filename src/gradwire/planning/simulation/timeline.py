@@ -54,6 +54,12 @@ def simulate(
     Raises:
         InvalidSetting: The plan does not fit the profile, an exchange cannot be simulated, or
             ``jitter`` was given for one rank.
+
+    >>> import gradwire as gw
+    >>> profile = gw.catalogue.load("vgg16")
+    >>> cluster = gw.Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+    >>> simulate(gw.plan("ddp", profile, cluster), profile, cluster).iteration_s > 0
+    True
     """
     if ranks not in ("one", "all"):
         raise invalid("ranks", ranks, "'one' or 'all'", "'one' is the faster")

@@ -16,22 +16,6 @@ numbers of steps do not end together; train in bfloat16, which needs no scaler.
 
 A ``DistributedDataParallel`` model, such as a framework makes, exchanges nothing itself until
 ``detach()``. Call ``end_period()`` before that, as DDP expects the same parameters on all ranks.
-
->>> import torch
->>> import gradwire as gw
->>> model = torch.nn.Linear(4, 2)
->>> optimizer = torch.optim.AdamW(model.parameters())
->>> handle = gw.local_steps(model, optimizer, gw.compress.uniform(bitwidth=4), every=10)
->>> for step in range(25):
-...     optimizer.zero_grad()
-...     model(torch.randn(8, 4)).square().mean().backward()
-...     optimizer.step()
->>> handle.stats()["steps"], handle.stats()["exchanges"]
-(25, 2)
->>> handle.end_period()  # on all ranks, which now have the same parameters
->>> torch.equal(handle.anchors()["weight"], model.weight)
-True
->>> handle.detach()
 """
 
 from __future__ import annotations
@@ -126,6 +110,22 @@ def local_steps(
         InvalidSetting: A value is not accepted.
         RanksDiffer: Ranks passed different models or settings.
         RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or ``timeout`` late.
+
+    >>> import torch
+    >>> import gradwire as gw
+    >>> model = torch.nn.Linear(4, 2)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> handle = gw.local_steps(model, optimizer, gw.compress.uniform(bitwidth=4), every=10)
+    >>> for step in range(25):
+    ...     optimizer.zero_grad()
+    ...     model(torch.randn(8, 4)).square().mean().backward()
+    ...     optimizer.step()
+    >>> handle.stats()["steps"], handle.stats()["exchanges"]
+    (25, 2)
+    >>> handle.end_period()  # on all ranks, which now have the same parameters
+    >>> torch.equal(handle.anchors()["weight"], model.weight)
+    True
+    >>> handle.detach()
     """
     given = exchange, None, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps
     settings = Settings(*given, checksums=checksums)

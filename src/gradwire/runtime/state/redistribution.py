@@ -42,6 +42,14 @@ def redistribute(
     Raises:
         InvalidSetting: A state is missing or damaged. The message names rank and parameter.
         RanksDiffer: The states are of different steps or runs.
+
+    >>> import gradwire as gw
+    >>> from torch import nn
+    >>> handle = gw.attach(nn.Linear(4, 2), "topk")
+    >>> states = redistribute([handle.state_dict()], world_size=2)
+    >>> [state["rank"] for state in states]
+    [0, 1]
+    >>> handle.detach()
     """
     if type(world_size) is not int or world_size < 1:
         remedy = "pass the new number of ranks"
