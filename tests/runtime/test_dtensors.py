@@ -378,4 +378,4 @@ def test_what_is_refused(four: Ranks) -> None:
         assert "; on one mesh without replicas call gw.fsdp.reduce_scatter(model" in told[7]
         assert "group=mesh['replicate']" in told[3]
         assert "gw.fsdp.reduce_scatter" in told[3]
-        assert "model must be plain parameters" in told[8]
+        assert "model must be one with plain parameters" in told[8]
