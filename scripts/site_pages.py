@@ -36,14 +36,14 @@ LEFT_OUT = re.compile(
     r"^\* `--(?:install|show)-completion`.*\n|^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", re.M
 )
 """Options of the shell, and the list of a verb's commands, which follow with their whole help."""
-EXPORT = re.compile(r"^from (\.[\w.]+) import (\w+) as \2$", re.M)
+EXPORT = re.compile(r"^from (?:gradwire)?([._][\w.]+) import (?:\(\s+)?(\w+) as \2,?$", re.M)
 
 
 def generated() -> dict[str, str]:
     """Every page that is made, by its path among the pages."""
     pages = {page: _read(file) for file, page in COPIED.items()}
     pages["cli.md"] = f"# Command line\n\n{''.join(_commands())}"
-    pages["api.md"] = f"{_API}\n\n{''.join(_api())}"
+    pages |= {f"reference/{page}": text for page, text in _reference().items()}
     pages["algorithms/index.md"] = "\n\n".join(_overview())
     for kind in KINDS:
         for name in names(kind):
@@ -52,10 +52,124 @@ def generated() -> dict[str, str]:
     return pages
 
 
-_API = """# API
+REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "attach.md": ("attach", "Average the gradients of a model.", ("attach",)),
+    "local_steps.md": (
+        "local_steps",
+        "Let ranks train alone, and exchange once in some steps.",
+        ("local_steps", ".runtime.local_steps.local_handle.LocalSteps"),
+    ),
+    "handle.md": (
+        "Handle and checkpoints",
+        "`gw.attach` returns a handle: figures, checkpoints, and the end.",
+        ("Handle", "redistribute", "mean_residual_norm"),
+    ),
+    "exchanges.md": (
+        "Exchanges",
+        "Choose how a gradient becomes a mean. [Algorithms](../algorithms/index.md) lists all "
+        "compressors and collectives.",
+        (
+            "pair",
+            "exchange_for",
+            "with_error_feedback",
+            "with_warmup",
+            "with_density_warmup",
+            "with_clipping",
+            "with_momentum_correction",
+            "with_decoupled_momentum",
+            "with_natural_sparsity",
+            "with_measured_scheme",
+            "deep_gradient_compression",
+            "adapt",
+            ".runtime.pilot.auto.auto",
+        ),
+    ),
+    "plans.md": (
+        "Plans and predictions",
+        "Measure a model and a cluster, plan, and predict. `gw.catalogue` has measured models.",
+        (
+            "profile",
+            "plan",
+            "simulate",
+            "Profile",
+            "Cluster",
+            "Plan",
+            "measure_sparsity",
+            "SparsityProfile",
+            ".planning.catalogue",
+        ),
+    ),
+    "fsdp.md": (
+        "FSDP2",
+        "Compress the gradients that FSDP2 reduces and scatters.",
+        (".runtime.fsdp.reduce_scatter", ".runtime.fsdp.reduction.ShardReduction"),
+    ),
+    "frameworks.md": (
+        "Frameworks",
+        "Attach to the DDP model that a framework makes.",
+        (
+            ".integrations.accelerate.prepare",
+            ".integrations.transformers.hook_trainer",
+            ".integrations.lightning.GradwireStrategy",
+            ".integrations.lightning.GradwireFabric",
+            ".integrations.framework_attachment.FrameworkAttachment",
+        ),
+    ),
+    "errors.md": (
+        "Errors",
+        "Every error that gradwire raises on purpose.",
+        (
+            "InvalidSetting",
+            "RankFailed",
+            "RanksLost",
+            "RanksDiffer",
+            "LoopMistake",
+            ".errors.ExitCode",
+        ),
+    ),
+    "contracts.md": (
+        "Contracts",
+        "The classes behind a [compressor of your own](../own.md).",
+        (
+            "Compressor",
+            "Traits",
+            "Layout",
+            "Format",
+            "Field",
+            "Payload",
+            "TensorSpec",
+            "Exchange",
+            "Collective",
+            "run_local",
+            "residuals",
+            "Trace",
+            "Span",
+        ),
+    ),
+}
+"""Pages of the reference: title, first sentence, and names at the root or from a module's dot on.
 
-`import gradwire as gw` has these names; `gw.compress`, `gw.collective` and `gw.pilot` hold the
-[algorithms](algorithms/index.md)."""
+The first page also has each class at the root that comes from ``runtime`` and is on no other page.
+"""
+CONTENTS = """# Reference
+
+`import gradwire as gw` has these names. `gradwire list` prints every algorithm, and
+`gradwire list NAME` its page.
+
+| you want to | see |
+| --- | --- |
+| average gradients | [attach](attach.md) |
+| exchange once in some steps | [local_steps](local_steps.md) |
+| read figures, save, load, stop | [Handle and checkpoints](handle.md) |
+| combine compressor, collective and error feedback | [Exchanges](exchanges.md) |
+| measure, plan, predict | [Plans and predictions](plans.md) |
+| shard by FSDP2 | [FSDP2](fsdp.md) |
+| train by Accelerate, Transformers, Lightning | [Frameworks](frameworks.md) |
+| handle an error | [Errors](errors.md) |
+| write an algorithm | [Contracts](contracts.md) |
+| look up a compressor, collective or planner | [Algorithms](../algorithms/index.md) |
+| use the command line | [Command line](../cli.md) |
+"""
 
 
 def linked(text: str, path: str) -> str:
@@ -68,20 +182,20 @@ def linked(text: str, path: str) -> str:
             return found[0]
         return f"[`{file}`]({relpath(page, Path(path).parent.as_posix())})"
 
-    text = MENTION.sub(link, text).replace("](docs/pictures/", "](pictures/")
+    text = text.replace("](docs/", "](")
     for file, page in COPIED.items():
-        text = text.replace(f"](../{file}", f"]({page}")
-    return text
+        text = re.sub(rf"\]\((\.\./)?{file}", f"]({page}", text)
+    return MENTION.sub(link, text)
 
 
 def on_config(config: Any) -> None:
     """Adds the algorithms' pages to the navigation."""
-    for section in config.nav:
-        if NAV in section:
-            section[NAV] = [
-                section[NAV],
-                *({KINDS[kind].word.capitalize() + "s": _paths(kind)} for kind in KINDS),
-            ]
+    (reference,) = (section["Reference"] for section in config.nav if "Reference" in section)
+    (section,) = (one for one in reference if NAV in one)
+    section[NAV] = [
+        section[NAV],
+        *({KINDS[kind].word.capitalize() + "s": _paths(kind)} for kind in KINDS),
+    ]
 
 
 def on_files(files: Any, config: Any) -> None:
@@ -119,7 +233,7 @@ def _overview() -> Iterator[str]:
             yield (
                 "## What they lose\n\nHeld-out losses over dense training's of three small models: "
                 "how they were trained, and by which command, stands in "
-                "[Measured](../measured.md#training), with more."
+                "[Measured](../measured.md#what-does-a-compressor-cost-in-loss), with more."
             )
             yield markdown(algorithm.trained(_read("docs/measured.md")))
 
@@ -133,8 +247,21 @@ def _commands() -> Iterator[str]:
         yield LEFT_OUT.sub("", re.sub(r"^#", "##", text, flags=re.M))
 
 
-def _api() -> Iterator[str]:
-    """A directive of mkdocstrings for each name at the library's root that is no module."""
-    for module, name in EXPORT.findall(_read("src/gradwire/__init__.pyi")):
-        if module != ".version":
-            yield f"::: gradwire{module}.{name}\n\n"
+def _reference() -> dict[str, str]:
+    """The pages of the reference: a directive of mkdocstrings for each name."""
+    root = {name: f"gradwire{module}.{name}" for module, name in EXPORT.findall(exports())}
+    listed = {name for _, _, found in REFERENCE.values() for name in found}
+    first, pages = next(iter(REFERENCE)), {"index.md": CONTENTS}
+    for page, (title, said, found) in REFERENCE.items():
+        paths = [f"gradwire{name}" if name.startswith(".") else root[name] for name in found]
+        if page == first:
+            rest = {path for name, path in root.items() if name not in listed and name[0].isupper()}
+            paths += sorted(path for path in rest if path.startswith("gradwire.runtime."))
+        shown = "\n\n".join(f"::: {path}" for path in paths)
+        pages[page] = f"# {title}\n\n{said}\n\n{shown}\n"
+    return pages
+
+
+def exports() -> str:
+    """The file that lists the names at the library's root."""
+    return _read("src/gradwire/__init__.pyi")

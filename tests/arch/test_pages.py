@@ -29,6 +29,7 @@ ELSEWHERE = {
     "own.py": "a reader's own file",
     "FILE.py": "a reader's own file",
     "cluster.json": "a file that a command writes",
+    "plan.json": "a file that a reader writes",
     "sparsity-<model>.json": "a file that a command writes",
     "decode.compll": "a reader's own program",
     "sockios.h": "of Linux",

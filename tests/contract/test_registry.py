@@ -174,4 +174,4 @@ def test_an_entry_point_of_nothing_is_named_and_left_out(
     installed.append(EntryPoint("bad", "gradwire.contract.registry", "gradwire.planners"))
     with caplog.at_level(logging.WARNING, "gradwire"):
         assert "usbyte" in names("planner")
-    assert "registry is no package" in caplog.text
+    assert "registry is not a package" in caplog.text

@@ -26,7 +26,7 @@ from gradwire.contract.registry import KINDS, load, names
 from gradwire_bench.report import algorithm
 from gradwire_lab.laws.subjects import check, held_to
 from scripts.doctest_blocks import fenced
-from scripts.site_pages import COPIED, NAV, ROOT, generated, linked
+from scripts.site_pages import COPIED, EXPORT, NAV, ROOT, exports, generated, linked
 from tests.test_readme import SURROUNDINGS
 
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
@@ -112,13 +112,16 @@ def test_every_algorithm_has_a_page_with_its_settings_and_traits() -> None:
             )
 
 
-def test_the_command_line_s_page_has_every_verb_and_the_api_s_every_name() -> None:
+def test_the_command_line_s_page_has_every_verb_and_the_reference_every_name() -> None:
     commands = pages()["cli.md"]
     headings = HEADING.findall(commands)
     assert [verb for verb in verbs() if f"`gradwire {verb}`" not in headings] == []
     assert "install-completion" not in commands
     assert "**Commands**" not in commands
-    assert "::: gradwire.runtime.attach.attach\n" in pages()["api.md"]
+    root = {f"::: gradwire{module}.{name}\n" for module, name in EXPORT.findall(exports())}
+    shown = "".join(text for path, text in pages().items() if path.startswith("reference/"))
+    modules = ("catalogue", "planner", "fsdp", "pilot", "__version__")
+    assert [one for one in root if one not in shown and not one.strip().endswith(modules)] == []
 
 
 @pytest.mark.parametrize("name", [*WRITTEN, *COPIED])
@@ -209,6 +212,7 @@ def test_files_that_are_named_become_links() -> None:
     assert linked("see `docs/measured.md`", "start.md") == f"see {there}"
     deep = linked("(docs/measured.md), `docs/none.md`", "algorithms/compress/topk.md")
     assert deep == f"({there.replace('](', '](../../')}), `docs/none.md`"
-    alone = "`docs/start.md` ![](docs/pictures/a)"
-    assert linked(alone, "start.md") == "`docs/start.md` ![](pictures/a)"
+    alone = "`docs/start.md` ![](docs/pictures/a) [x](docs/plan.md) [y](CONTRIBUTING.md#z)"
+    there = "`docs/start.md` ![](pictures/a) [x](plan.md) [y](contributing.md#z)"
+    assert linked(alone, "start.md") == there
     assert linked("[x](../README.md#y)", "start.md") == f"[x]({COPIED['README.md']}#y)"

@@ -161,5 +161,5 @@ def test_a_checkpoint_without_gradwire_begins_afresh_with_a_warning(
 
 
 def test_without_a_model_there_is_no_handle() -> None:
-    with pytest.raises(InvalidSetting, match="0 are attached"):
+    with pytest.raises(InvalidSetting, match="there are 0"):
         _ = FrameworkAttachment("int8").handle

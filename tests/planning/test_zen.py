@@ -117,7 +117,7 @@ def test_a_plan_through_servers_is_simulated_without_any_value() -> None:
     assert exchange_of(made, "table") == "zen: table"
     assert simulate(made, profile(), many).iteration_s > 0
     too_many = Cluster(num_ranks=2048, rate_bytes_per_s=1e6, hop_s=1e-6)
-    with pytest.raises(InvalidSetting, match="must be at most 1024 where each is played"):
+    with pytest.raises(InvalidSetting, match="must be at most 1024, since each rank is simulated"):
         simulate(zen(profile(), too_many), profile(), too_many)
 
 

@@ -194,7 +194,7 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
         r"InvalidSetting: shards must be None beside mesh=",
         r"InvalidSetting: mesh must be ranks numbered host after host",
         r"InvalidSetting: exchange among hosts .* flat vectors|refused to attach: .* flat vectors",
-        r"InvalidSetting: exchange must be one that knows no hosts",
+        r"InvalidSetting: exchange must be an exchange without hosts",
         r"RanksDiffer: rank 0 and rank 1 .* ranks per host is 1 against 2",
         r"RanksDiffer: rank 0 and rank 1 .* ranks per host is 1 against 2",
         r"LOCAL_WORLD_SIZE must be a divisor of 4",

@@ -161,6 +161,6 @@ def test_what_cannot_join_is_refused_by_name(two: Ranks) -> None:
 
 def test_a_process_that_is_alone_is_refused() -> None:
     handle = gw.attach(Net(), "topk")
-    with pytest.raises(gw.InvalidSetting, match="alone"):
+    with pytest.raises(gw.InvalidSetting, match="a single process"):
         Join([handle])
     handle.detach()

@@ -399,7 +399,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"every": 9, "fragments": 9}, "fragments must be at most 8, the number of parameters, got 9"),
     ({"every": 4, "delay": 4}, "delay must be fewer than 4"),
     ({"every": 4, "fragments": 2, "delay": 2}, "delay must be fewer than 2"),
-    ({"every": 4, "mixing": 1}, "mixing must be a number from 0 to below 1"),
+    ({"every": 4, "mixing": 1}, "mixing must be a number in \\[0, 1\\)"),
     ({"every": 4, "outer": SGD([torch.ones(1)])}, "outer must be a function of parameters"),
     ({"every": 4, "outer": lambda params: None}, "got 'one that returns NoneType'"),
     ({"every": 4, "outer": lambda params: SGD(params[:1], lr=1.0)}, "got 'one that takes 1 param"),

@@ -132,5 +132,5 @@ def test_a_log_that_fails_ends_and_training_goes_on(caplog: pytest.LogCaptureFix
     assert handle.step == 3
     handle.detach()
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "nothing more is logged, as step 1 could not be: OSError('no space left on device')"
+        "logging ends, because step 1 could not be logged: OSError('no space left on device')"
     ]

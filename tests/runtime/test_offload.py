@@ -260,7 +260,7 @@ def test_a_wait_left_out_is_found(name: str, late_two: Ranks) -> None:
 def refused(rank: int, world: int) -> None:
     with (
         mock.patch.object(selective, "offloads", False),
-        pytest.raises(InvalidSetting, match="'3' encoded early, which is by the host"),
+        pytest.raises(InvalidSetting, match="encodes '3' early, on the host"),
     ):
         run(rank, plan_of(), "late")
 

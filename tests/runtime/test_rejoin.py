@@ -316,7 +316,7 @@ def test_nobody_comes_in_who_could_not_have_the_same_bits(
     assert_alike(found)
     assert [one.lost for one in found] == [[], []]
     (text,) = answers(newcomers[0])
-    assert text.startswith(f"RankFailed: this process did not come in: InvalidSetting: {why}")
+    assert text.startswith(f"RankFailed: this process could not join: InvalidSetting: {why}")
 
 
 def goes_on_elsewhere(rank: int, world: int, port: int, plan: Plan) -> Report:
@@ -387,7 +387,7 @@ def test_a_rank_that_is_lost_meanwhile_keeps_the_newcomer_out(
     assert [one.lost for one in found] == [[(2,)]] * 3
     assert found[0].worlds[4] == 3
     (text,) = answers(newcomers[0])
-    assert text.startswith("RankFailed: this process did not come in: the run has lost ranks [2]")
+    assert text.startswith("RankFailed: this process could not join: the run has lost ranks [2]")
 
 
 def refused(rank: int, world: int) -> list[str]:
@@ -420,7 +420,7 @@ def test_what_cannot_come_in_is_refused_by_name(newcomers: list[Ranks]) -> None:
         "leave out group=, shards= and mesh=",
         "beside on_failure='shrink' and an optimizer, got",
         "beside on_failure='shrink' and an optimizer, got",
-        "no run that can be joined has shown itself",
+        "no running job was found in this store",
     ]
     for text, part in zip(newcomers[0].run(refused)[0], expected, strict=True):
         assert part in text

@@ -101,4 +101,4 @@ def test_where_not_all_can_repeat_it_all_say_so(doomed_two: Ranks, how: str, sai
         assert kind == "LoopMistake"
         assert len(ranks) == 1
         assert re.search(said, text), text
-        assert text.endswith("change the training loop, as a restart alone ends in the same error")
+        assert text.endswith("change the training loop: a restart alone ends in the same error")

@@ -61,7 +61,7 @@ class sparseloco(Coo):
         check_share("sparseloco density", self.density)
         if self.density * CHUNK < 1:
             accepted = f"at least 1/{CHUNK}, an element of a chunk"
-            raise invalid("sparseloco density", self.density, accepted, "take topk below that")
+            raise invalid("sparseloco density", self.density, accepted, "use topk for less")
 
     def format(self, spec: TensorSpec) -> Format:
         check_addressable("sparseloco", spec)

@@ -213,7 +213,7 @@ def _listed(package: str) -> list[str]:
     """Names of the algorithms in a package's folder; none of them is imported."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
-        raise InvalidSetting(f"{package} is no package; check the entry point that names it")
+        raise InvalidSetting(f"{package} is not a package; check the entry point that names it")
     folders = [Path(folder) for folder in spec.submodule_search_locations]
     files = [path.stem for folder in folders for path in folder.glob("*.py")]
     rooms = [path.parent.name for folder in folders for path in folder.glob("*/__init__.py")]

@@ -44,7 +44,7 @@ class TensorSpec:
         if self.numel < 0:
             raise invalid("numel", self.numel, "0 or more", "count the tensor's elements")
         if self.shapes and sum(map(prod, self.shapes)) != self.numel:
-            accepted = f"shapes of {self.numel} elements in all"
+            accepted = f"shapes with {self.numel} elements in all"
             raise invalid("shapes", self.shapes, accepted, "give every tensor's shape")
         if self.dtype not in DTYPES:
             raise invalid("dtype", self.dtype, DTYPE_NAMES, "gradients are real floating point")
@@ -74,7 +74,7 @@ def check_gradient(grad_N: object) -> None:
         raise invalid("gradient", grad_N, "a tensor", "pass param.grad.flatten()")
     if grad_N.layout is not torch.strided or grad_N.is_meta:
         given = f"a tensor {'on meta' if grad_N.is_meta else f'of layout {grad_N.layout}'}"
-        raise invalid("gradient", given, "one with a value at each place", "pass it .to_dense()")
+        raise invalid("gradient", given, "a dense tensor with values", "pass grad.to_dense()")
     if grad_N.dtype not in DTYPES:
         remedy = "average the real and the imaginary part, torch.view_as_real(grad).flatten()"
         if not grad_N.dtype.is_complex:
@@ -83,7 +83,7 @@ def check_gradient(grad_N: object) -> None:
     if grad_N.dim() != 1:
         raise invalid("gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()")
     if grad_N.requires_grad:
-        given, accepted = "a tensor that requires a gradient", "a gradient, and no part of a graph"
+        given, accepted = "a tensor that requires a gradient", "detached from the graph"
         raise invalid("gradient", given, accepted, "pass param.grad, or grad.detach()")
 
 

@@ -147,7 +147,7 @@ class Tensorwise(Compressor):
     def cut(self, flat_N: Tensor) -> tuple[Tensor, ...]:
         """The tensors of a flat gradient, residual or mean, as views of it."""
         if flat_N.numel() != sum(self.sizes):
-            accepted = f"{sum(self.sizes)}, those of the tensors in it"
+            accepted = f"{sum(self.sizes)}, the sum over its tensors"
             raise invalid("elements of a message", flat_N.numel(), accepted, "pass all of them")
         return torch.split(flat_N, list(self.sizes))
 

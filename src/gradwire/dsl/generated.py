@@ -607,7 +607,7 @@ def _check_matching(made: Kernels, payload: Payload, out_N: Tensor) -> None:
     numel, buffer = out_N.numel(), payload.buffer
     if buffer is None or buffer.device != out_N.device:
         given = "size only" if buffer is None else f"on {buffer.device}"
-        raise invalid("payload", given, f"on {out_N.device}", "decode where it came")
+        raise invalid("payload", given, f"on {out_N.device}", "decode it on its own device")
     if _received(made, numel, payload.size_bytes) != payload.format:
         accepted = f"one of {numel} elements by {made.traced.name}"
         raise invalid("payload", payload, accepted, "decode into a vector like the gradient")

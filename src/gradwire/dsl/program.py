@@ -227,7 +227,9 @@ def _decoded_kept(decoded: object, sources: Mapping[Buffer, Node]) -> Node:
 
 def _buffer(name: str, value: Scalar | Vector | Coded) -> Buffer:
     if name in {buffer.name for buffer in rewrite.OWN_BUFFERS} or re.fullmatch(RESULT_NAME, name):
-        raise invalid("field name", name, "none of the kernels' own", f"call it {name}_sent")
+        raise invalid(
+            "field name", name, "a name that kernels do not use themselves", f"call it {name}_sent"
+        )
     if not name.isidentifier():
         raise invalid("field name", name, "a name", "write letters, digits and underscores")
     if isinstance(value, Scalar):
@@ -244,7 +246,7 @@ def _check_beside(buffers: Collection[Buffer]) -> None:
     beside = {rewrite.unpacked(buffer).name for buffer in kept}
     beside |= {f"{buffer.name}_lengths" for buffer in buffers if buffer.coder is not None}
     for name in sorted(names & beside):
-        raise invalid("field name", name, "none that belongs to another field", "call it otherwise")
+        raise invalid("field name", name, "a name that no other field uses", "choose another")
 
 
 def _received(buffer: Buffer) -> Scalar | Vector:

@@ -74,11 +74,18 @@ def momentum_of(exchange: object) -> float:
 
 
 def exchange_for(algorithm: Compressor | Exchange) -> Exchange:
-    """The exchange of an algorithm given alone: its suited collective, error feedback if it needs
-    it.
+    """Makes the exchange that ``gw.attach`` uses for an algorithm.
 
-    An algorithm that talks in the middle is an exchange already; one that declares nothing, such as
-    a pair, is what the user made it. Raises ``InvalidSetting`` for what is neither.
+    A compressor gets the collective that suits its traits, and error feedback if it needs it.
+
+    Args:
+        algorithm: A compressor, or an exchange, which stays as it is.
+
+    Returns:
+        The exchange.
+
+    Raises:
+        InvalidSetting: ``algorithm`` is neither a compressor nor an exchange.
 
     >>> from gradwire.compress.topk import topk
     >>> exchange_for(topk()).inner.collective
@@ -156,11 +163,20 @@ def run_local(
     states: Sequence[State] | None = None,
     seed: int = 0,
 ) -> list[Result]:
-    """Runs one step of an exchange with one rank for each gradient, all in this process.
+    """Runs one step of an exchange in this process, with one rank for each gradient.
 
-    ``grads`` are 1-D, one a rank, of one length and dtype; ``states`` what an earlier call
-    returned. Neither is changed. ``seed`` picks the interleaving of ranks. Returns (mean,
-    contributed, state) a rank; raises ``Deadlock`` if ranks wait for each other.
+    Args:
+        exchange: The exchange.
+        grads: One 1-D gradient a rank, all of one length and dtype. They are not changed.
+        states: The states that an earlier call returned; None in the first step.
+        seed: Chooses the order in which ranks take turns.
+
+    Returns:
+        For each rank the mean, the part of its gradient that is in the mean, and its new state.
+
+    Raises:
+        Deadlock: Ranks wait for each other.
+        InvalidSetting: Gradients differ in length or dtype.
 
     >>> import torch
     >>> grads = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])]

@@ -96,11 +96,19 @@ def norm(grad_N: Tensor) -> float:
 
 
 def with_clipping(algorithm: Compressor | Exchange, max_norm: float) -> Clipping:
-    """Every rank clips its own gradient, message by message, before it is exchanged.
+    """Clips each rank's own gradient, message by message, before it is exchanged.
 
-    ``algorithm`` is a compressor (it gets the collective that suits it, and error feedback if it
-    needs that) or an exchange; ``max_norm`` is the bound that plain training would clip the mean
-    to. Momentum correction goes inside: ``with_clipping(with_momentum_correction(...), 0.25)``.
+    Momentum correction goes inside: ``with_clipping(with_momentum_correction(...), 0.25)``.
+
+    Args:
+        algorithm: A compressor or an exchange.
+        max_norm: The norm to which plain training would clip the mean.
+
+    Returns:
+        The exchange.
+
+    Raises:
+        InvalidSetting: ``max_norm`` is no positive number.
 
     >>> from gradwire.compress.none import none
     >>> from gradwire.exchange.by_name import run_local

@@ -71,15 +71,20 @@ class DecoupledMomentum(Wrapper):
 def with_decoupled_momentum(
     algorithm: Compressor | Exchange, decay: float = 0.999
 ) -> DecoupledMomentum:
-    """An exchange of what is largest in each rank's momentum, which it leaves.
+    """Sends the largest part of each rank's momentum, which then leaves the momentum (DeMo).
 
-    ``algorithm`` is a compressor (it gets the collective that suits it) or an exchange; ``decay``
-    is the share, in (0, 1], of the momentum that a step leaves of the one before. 1 is error
-    feedback. Raises ``InvalidSetting`` for what may lose more than it was given.
+    The paper steps by the sign of the mean: ``torch.optim.AdamW(parameters, lr=..., betas=(0.0,
+    0.0))`` does so. No other momentum is needed. Uncompressed gradients have no momentum here.
 
-    The paper steps by the sign of the mean:
-    ``torch.optim.AdamW(parameters, lr=..., betas=(0.0, 0.0))`` does, with its weight decay beside.
-    No other momentum is needed. Gradients that travel uncompressed leave no momentum behind.
+    Args:
+        algorithm: A compressor or an exchange.
+        decay: The share, in (0, 1], of the momentum that remains in each step. 1 is error feedback.
+
+    Returns:
+        The exchange.
+
+    Raises:
+        InvalidSetting: The exchange may lose more than it was given.
 
     >>> from gradwire.compress.demo import demo
     >>> with_decoupled_momentum(demo(keep=8)).decay

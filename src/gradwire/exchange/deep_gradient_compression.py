@@ -29,16 +29,27 @@ def deep_gradient_compression(
     sample_share: float = 0.001,
     seed: int = 0,
 ) -> Exchange:
-    """DGC as its paper has it; train with ``torch.optim.SGD`` without momentum.
+    """Deep Gradient Compression as in its paper; train with ``torch.optim.SGD`` without momentum.
 
-    ``warmup_steps`` is the number of steps in which the density falls from 25 % to ``density``, in
-    stages of equal length, which is rounded up to whole steps. The paper takes four epochs; 0 is no
-    warm-up, and there is none for densities of 25 % and more. ``masking`` is the paper's momentum
-    factor masking. It acts like a lower learning rate for elements that are sent often, so try
-    without it where training falls behind (see ``with_momentum_correction``). ``clip_norm`` is the
-    norm that gradients are clipped to (see ``with_clipping``), as the paper does for recurrent
-    networks. ``sample_share`` is the share of a gradient, drawn from ``seed``, that the threshold
-    is estimated from. Weight decay must be 1 / (1 - momentum) times momentum SGD's.
+    Weight decay must be 1 / (1 - momentum) times that of momentum SGD.
+
+    Args:
+        warmup_steps: Steps in which the density falls from 25 % to ``density``, in equal stages,
+            each rounded up. The paper takes four epochs. 0 is no warm-up.
+        density: The share of elements that are sent.
+        momentum: The momentum of each rank's velocity.
+        nesterov: Whether the momentum is Nesterov's.
+        masking: Whether the velocity of sent elements is cleared. It acts like a lower learning
+            rate for them, so try False where training falls behind.
+        clip_norm: The norm to which gradients are clipped, as in the paper for recurrent networks.
+        sample_share: The share of a gradient from which the threshold is estimated.
+        seed: The seed of that sample.
+
+    Returns:
+        The exchange.
+
+    Raises:
+        InvalidSetting: A value is out of range.
 
     >>> exchange = deep_gradient_compression(warmup_steps=400, clip_norm=0.25)
     >>> exchange.densities, exchange.steps_per_stage

@@ -58,8 +58,8 @@ class DensityWarmup(Wrapper):
         for number, density in enumerate(self.densities):
             check_share(f"densities[{number}]", density)
         if chooser_of(self.inner) is not None:
-            accepted = "one with one density, and adapt chooses one for each layer"
-            raise invalid("exchange to warm up", self.inner, accepted, "leave one of both out")
+            accepted = "an exchange with one density; gw.adapt chooses one for each layer"
+            raise invalid("exchange to warm up", self.inner, accepted, "use one of the two")
         stages = tuple(_at_density(self.inner, density) for density in self.densities)
         object.__setattr__(self, "stages", stages)
 
@@ -69,7 +69,7 @@ class DensityWarmup(Wrapper):
         # All stages now: each compiles what it needs, and shows that it can take on the state. One
         # after the other, as a state may be several times the gradient.
         if any(_form(stage.init(spec, world)) != _form(state) for stage in others):
-            accepted = "an exchange whose state has one form at all densities"
+            accepted = "an exchange whose state has the same shape at all densities"
             raise invalid("exchange to warm up", self.inner, accepted, "leave the warm-up out")
         return WarmupState(no_steps(spec), state)
 
@@ -106,11 +106,19 @@ def with_density_warmup(
     steps_per_stage: int,
     densities: Sequence[float] | None = None,
 ) -> DensityWarmup:
-    """The algorithm with a density that falls every ``steps_per_stage`` steps.
+    """Starts with a high density, which falls in stages.
 
-    ``algorithm`` is a compressor or an exchange that has a setting ``density``, or is made of one
-    that has. ``densities`` are those of all stages, the last one for good. By default they are the
-    paper's as far as these are above the algorithm's own, and then that.
+    Args:
+        algorithm: A compressor or an exchange with a setting ``density``.
+        steps_per_stage: Steps of each stage.
+        densities: The density of each stage; the last one stays. The default is the paper's
+            densities above the algorithm's own, and then that.
+
+    Returns:
+        The exchange.
+
+    Raises:
+        InvalidSetting: The algorithm has no density, or a value is out of range.
 
     >>> from gradwire.compress.topk import topk
     >>> with_density_warmup(topk(density=0.01), steps_per_stage=500).densities
@@ -119,7 +127,7 @@ def with_density_warmup(
     exchange = exchange_for(algorithm)
     own = sorted(set(_densities(exchange)))
     if not own:
-        accepted = "one that has a density, or is made of one that has"
+        accepted = "an algorithm with a setting density"
         raise invalid("exchange to warm up", exchange, accepted, "leave the warm-up out")
     if densities is not None and not isinstance(densities, Sequence):
         raise invalid("densities", densities, "a sequence of densities", "leave it out")

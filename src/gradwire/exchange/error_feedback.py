@@ -196,11 +196,20 @@ class ErrorFeedback(Wrapper):
 
 
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
-    """Wraps an exchange so that what did not arrive in the mean is added to the next gradient.
+    """Adds error feedback: the part of a gradient that was not sent is added to the next gradient.
 
-    The law: sum over ranks of (gradient + old residual) = W * mean + sum over ranks of new
-    residuals. Raises ``InvalidSetting`` where residuals could grow without bound, because the
-    algorithm may lose more than it was given.
+    ``gw.attach`` does this by itself for a compressor that needs it. The law: the sum over ranks of
+    (gradient + old residual) = W * mean + the sum over ranks of new residuals.
+
+    Args:
+        exchange: An exchange, for example ``gw.pair(compressor, collective)``.
+
+    Returns:
+        The exchange with a residual of one element for each element of the gradient.
+
+    Raises:
+        InvalidSetting: The residual could grow without bound, as the exchange may lose more than it
+            was given.
 
     >>> from gradwire.collective.casync_ps import casync_ps
     >>> from gradwire.compress.qsgd import qsgd
@@ -233,8 +242,8 @@ def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
     remedy = "use it without error feedback"
     if traits.unbiased:
         remedy += ": it is unbiased, so its errors cancel over steps"
-    accepted = "a contraction, as residuals of what may lose more than it was given can grow"
-    return invalid("what gets error feedback", algorithm, accepted, remedy)
+    accepted = "a contraction, since residuals of anything else can grow without bound"
+    return invalid("an exchange with error feedback", algorithm, accepted, remedy)
 
 
 def residuals(state: State) -> dict[str, Tensor]:

@@ -148,23 +148,27 @@ def with_momentum_correction(
     nesterov: bool = False,
     masking: bool = True,
 ) -> MomentumCorrection:
-    """An exchange of velocities: train with an optimizer that has no momentum of its own.
+    """Exchanges velocities in place of gradients; train with an optimizer without momentum.
 
-    ``algorithm`` is a compressor (it gets the collective that suits it) or an exchange. Error
-    feedback anywhere in it is taken out, as v is that residual already. ``momentum`` is m in
-    [0, 1), ``nesterov`` exchanges g + m u instead of u, and ``masking`` clears the velocity of
-    elements that have left, so that stale momentum does not carry them on in an old direction. That
-    has a price: an element that leaves every T steps moves by 1 - m (1 - m^T) / ((1 - m) T) of the
-    way that momentum SGD moves it: with m = 0.9 by 0.99 at T = 1000, 0.41 at 10 and 0.1 at 1. A
-    tensor all of which leaves, as one that ``selective`` sends dense, is not masked.
+    ``torch.optim.SGD(lr=...)`` then makes the steps of momentum SGD, with sparse gradients. Error
+    feedback inside is removed, since the velocity is a residual already. Uncompressed gradients get
+    the same momentum, and row-sparse gradients get none. Weight decay must be 1 / (1 - m) times
+    that of momentum SGD. ``handle.residuals()`` shows the velocity.
 
-    ``torch.optim.SGD(lr=...)`` behind it makes momentum SGD's steps, with sparse gradients. Under
-    ``attach`` parameters that travel uncompressed get the same momentum; row-sparse gradients have
-    none. Weight decay is then the optimizer's, outside momentum. It must be 1 / (1 - m) times that
-    of momentum SGD, which adds weight decay up as it does gradients. ``handle.residuals()`` shows
-    v.
+    Args:
+        algorithm: A compressor or an exchange.
+        momentum: m in [0, 1).
+        nesterov: Whether g + m u is exchanged in place of the velocity u.
+        masking: Whether the velocity of sent elements is cleared, so that old momentum does not
+            carry them on. An element that is sent every T steps then moves by 1 - m (1 - m^T) / ((1
+            - m) T) of its way under momentum SGD. With m = 0.9 that is 0.99 at T = 1000, 0.41 at 10
+            and 0.1 at 1. A tensor that is sent whole is not masked.
 
-    Raises ``InvalidSetting`` where clipping is inside: a gradient is clipped before momentum.
+    Returns:
+        The exchange.
+
+    Raises:
+        InvalidSetting: Clipping is inside: a gradient is clipped before momentum.
 
     >>> from gradwire.compress.topk import topk
     >>> with_momentum_correction(topk(density=0.5)).inner
@@ -187,7 +191,9 @@ def _bare(exchange: Exchange) -> Exchange:
         )
     if isinstance(exchange, DecoupledMomentum):
         accepted = "an exchange without momentum of its own"
-        raise invalid("exchange inside momentum correction", exchange, accepted, "take one of both")
+        raise invalid(
+            "exchange inside momentum correction", exchange, accepted, "use one of the two"
+        )
     if isinstance(exchange, Wrapper):
         return replace(exchange, inner=_bare(exchange.inner))
     return exchange

@@ -176,11 +176,19 @@ def count_units(grad_N: Tensor, residual_N: Tensor | None, width: int) -> int:
 
 
 def with_natural_sparsity(algorithm: Compressor | Exchange, width: int) -> Exchange:
-    """An exchange that sends the non-zero rows of ``width`` elements, without loss, where it pays.
+    """Sends only the rows that are not zero, without loss, where that is shorter.
 
-    ``algorithm`` is a compressor, or a pair with or without error feedback. Error feedback stays
-    outermost, so that it knows that nothing was lost. Raises ``InvalidSetting`` for any other
-    exchange.
+    ``gw.attach`` does this by itself for ``nn.Embedding(sparse=True)``.
+
+    Args:
+        algorithm: A compressor, or a pair with or without error feedback.
+        width: The number of elements in a row.
+
+    Returns:
+        The exchange. Error feedback stays outermost.
+
+    Raises:
+        InvalidSetting: Another kind of exchange was given.
 
     >>> from gradwire.compress.none import none
     >>> from gradwire.exchange.by_name import run_local
@@ -193,7 +201,12 @@ def with_natural_sparsity(algorithm: Compressor | Exchange, width: int) -> Excha
     made = exchange_for(algorithm)
     if not is_pair(made):
         accepted = "a compressor, or a pair with or without error feedback"
-        raise invalid("algorithm", algorithm, accepted, "wrap the pair, and then what is around it")
+        raise invalid(
+            "algorithm",
+            algorithm,
+            accepted,
+            "wrap the pair first, and put other wrappers around it",
+        )
     if isinstance(made, ErrorFeedback):
         return ErrorFeedback(Natural(made.inner, width))
     return Natural(made, width)

@@ -72,12 +72,25 @@ class Pair(Exchange):
 
 
 def pair(codec: Compressor, collective: Collective) -> Pair:
-    """An exchange from a compressor and a collective.
+    """Pairs a compressor with a collective.
 
-    A collective that encodes partial sums again gets the compressor's variant for that, if it has
-    one. Raises ``IncompatiblePair`` if the compressor's traits are not what the collective needs.
+    A collective that encodes partial sums gets the compressor's variant for sums, if there is one.
+
+    Args:
+        codec: The compressor, for example ``gw.compress.topk(density=0.01)``.
+        collective: The collective, for example ``gw.collective.zen()``.
+
+    Returns:
+        An exchange for ``gw.attach``. It has no error feedback: add ``gw.with_error_feedback``.
+
+    Raises:
+        IncompatiblePair: The compressor lacks a trait that the collective needs. The message names
+            a collective that fits.
+        InvalidSetting: An argument is no compressor or no collective.
 
     >>> from gradwire.compress.onebit import onebit
+    >>> type(pair(onebit(), casync_ps()).collective).__name__
+    'casync_ps'
     >>> try:
     ...     pair(onebit(), allreduce())
     ... except IncompatiblePair as error:

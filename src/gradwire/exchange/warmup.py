@@ -124,12 +124,19 @@ _DENSE = exchange_for(none())
 
 
 def with_warmup(algorithm: Compressor | Exchange, steps: int) -> Warmup:
-    """The algorithm after ``steps`` steps in which gradients are averaged without compression.
+    """Averages gradients without compression in the first steps.
 
-    ``algorithm`` is a compressor (it gets the collective that suits it, and error feedback if it
-    needs that) or an exchange. Which steps are the first follows from a count that all ranks share
-    and checkpoints keep. Momentum correction and clipping go around it. Raises ``InvalidSetting``
-    where they are inside.
+    All ranks share the count of steps, and checkpoints keep it.
+
+    Args:
+        algorithm: A compressor or an exchange.
+        steps: The number of uncompressed steps.
+
+    Returns:
+        The exchange.
+
+    Raises:
+        InvalidSetting: Momentum correction or clipping is inside: they go around it.
 
     >>> import torch
     >>> from gradwire.compress.topk import topk

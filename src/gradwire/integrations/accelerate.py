@@ -33,12 +33,28 @@ def prepare(
 ) -> FrameworkAttachment:
     """Attaches an exchange to every DDP model that the accelerator prepares from now on.
 
-    ``settings`` are those of ``gw.attach``. On one rank nothing is made, and nothing attached.
-    Raises ``InvalidSetting`` where a model was prepared before, or the accelerator has a
-    communication hook of its own.
+    On one rank nothing is attached.
+
+    Args:
+        accelerator: The accelerator, before its ``prepare``.
+        exchange: A compressor, an exchange, a plan, or its name or path.
+        **settings: Settings of ``gw.attach``. ``scaler`` is the accelerator's by default.
+
+    Returns:
+        The attachment. Its ``handle`` is there once a model is prepared.
+
+    Raises:
+        InvalidSetting: A model was prepared before, or the accelerator has a communication hook.
+
+    Example:
+
+        accelerator = Accelerator()
+        attachment = prepare(accelerator, gw.compress.int8())
+        model, optimizer = accelerator.prepare(model, optimizer)
     """
     if accelerator._models:
-        raise invalid("accelerator", "one with a model", "one without", "call this one first")
+        remedy = "call gradwire's prepare() before accelerator.prepare()"
+        raise invalid("accelerator", "one with a model", "one without a prepared model", remedy)
     attachment = FrameworkAttachment(exchange, **{"scaler": accelerator.scaler, **settings})
     accelerator.ddp_handler = attaching_handler(accelerator, attachment)
     accelerator.register_save_state_pre_hook(

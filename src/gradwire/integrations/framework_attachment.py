@@ -44,8 +44,11 @@ class _Held:
 class FrameworkAttachment:
     """An exchange, and the handles of the DDP models that it was attached to, in their order.
 
-    ``settings`` are those of ``gw.attach``. Methods that save, load or attach are called by all
-    ranks.
+    Methods that save, load or attach are called by all ranks.
+
+    Args:
+        exchange: A compressor, an exchange, a plan, or its name or path.
+        **settings: Settings of ``gw.attach``.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class FrameworkAttachment:
         """The handle of the one model; raises ``InvalidSetting`` where there is not one."""
         if len(self.handles) != 1:
             raise InvalidSetting(
-                f"attachment.handle is that of one model, and {len(self.handles)} are attached; "
+                f"attachment.handle needs one attached model, and there are {len(self.handles)}; "
                 "let the framework prepare the model first, on two ranks or more, or use .handles"
             )
         return self.handles[0]
@@ -116,7 +119,11 @@ class FrameworkAttachment:
         return found
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes this rank's state of each model into a folder, in a file of its own."""
+        """Writes this rank's state of each model into a folder, in a file of its own.
+
+        Args:
+            folder: The folder, which is made if it is not there.
+        """
         Path(folder).mkdir(parents=True, exist_ok=True)
         for place, handle in enumerate(self.handles):
             path = Path(folder) / _name(place, handle.rank, handle.world_size)
@@ -128,11 +135,16 @@ class FrameworkAttachment:
                     old.unlink(missing_ok=True)  # of an earlier moment, by other ranks
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Loads what ``save`` wrote, also for another number of ranks if all files are there.
+        """Loads what ``save`` wrote, also for another number of ranks if all files are in reach.
 
-        A folder without any state is that of a run without gradwire: nothing is loaded, with a
-        warning. Raises ``InvalidSetting`` on all ranks where one cannot read its state, or only
-        some of them find theirs.
+        A folder without any state was saved without gradwire: nothing is loaded, with a warning.
+
+        Args:
+            folder: The folder that ``save`` wrote into.
+
+        Raises:
+            InvalidSetting: A rank cannot read its state, or only some ranks find theirs. All ranks
+                raise it.
         """
         groups = [held.group for held in self._held if held.handle is not None]
         for place, (handle, group) in enumerate(zip(self.handles, groups, strict=True)):

@@ -28,10 +28,18 @@ _KEY = "gradwire"
 
 
 class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
-    """Lightning's DDP strategy, whose gradients take an exchange.
+    """Lightning's DDP strategy with an exchange. All ranks' state lies in Lightning's checkpoint.
 
-    ``attach_settings`` are those of ``gw.attach``; others are those of Lightning's ``DDPStrategy``.
-    ``attachment`` has the handle once training has begun.
+    ``attachment.handle`` is there once training has begun.
+
+    Args:
+        exchange: A compressor, an exchange, a plan, or its name or path.
+        attach_settings: Settings of ``gw.attach``, for example ``{"scaler": scaler}``.
+        **others: Settings of Lightning's ``DDPStrategy``.
+
+    Example:
+
+        Trainer(strategy=GradwireStrategy(gw.compress.int8()))
     """
 
     def __init__(
@@ -82,7 +90,19 @@ class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
 
 
 class GradwireFabric(FabricDDP):  # type: ignore[misc]
-    """Fabric's DDP strategy, whose gradients take an exchange; settings as of GradwireStrategy."""
+    """Fabric's DDP strategy with an exchange.
+
+    Save ``strategy.attachment.handle.gather_state()`` by hand, on all ranks.
+
+    Args:
+        exchange: A compressor, an exchange, a plan, or its name or path.
+        attach_settings: Settings of ``gw.attach``.
+        **others: Settings of Fabric's ``DDPStrategy``.
+
+    Example:
+
+        Fabric(strategy=GradwireFabric(gw.compress.int8()))
+    """
 
     def __init__(
         self,

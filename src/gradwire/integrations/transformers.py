@@ -28,10 +28,23 @@ except ModuleNotFoundError as error:
 def hook_trainer(
     trainer: Trainer, exchange: Exchange | Compressor | Plan | str | Path, **settings: Any
 ) -> FrameworkAttachment:
-    """Attaches an exchange to the DDP model of a trainer, with its state in checkpoints.
+    """Attaches an exchange to a trainer's DDP model, with its state in the trainer's checkpoints.
 
-    ``settings`` are those of ``gw.attach``. Raises ``InvalidSetting`` where the trainer's settings
-    have a communication hook of their own.
+    Args:
+        trainer: The trainer, before ``train()``.
+        exchange: A compressor, an exchange, a plan, or its name or path.
+        **settings: Settings of ``gw.attach``. ``scaler`` is the trainer's by default.
+
+    Returns:
+        The attachment. Its ``handle`` is there once training has begun.
+
+    Raises:
+        InvalidSetting: The trainer's settings have a communication hook.
+
+    Example:
+
+        attachment = hook_trainer(trainer, gw.compress.int8())
+        trainer.train(resume_from_checkpoint=True)
     """
     from .accelerate import attaching_handler  # transformers installs accelerate, or says so
 

@@ -180,7 +180,7 @@ class Cache:
                 return
             if time.monotonic() >= deadline_s:
                 _log.warning(
-                    "kernel cache: whoever builds %s has not done it in %g s, and may be stopped; "
+                    "kernel cache: the process that builds %s has taken %g s, and may be stopped; "
                     "this process builds it too",
                     self.path / name,
                     patience_s,

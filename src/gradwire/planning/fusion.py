@@ -129,12 +129,12 @@ NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)
 
 def sparsifier(compressor: str, density: float) -> Compressor:
     """The sparsifier of a name at a density; refuses what sends no share of the elements."""
-    accepted = "a compressor of sparse payloads that takes a density, as 'dgc' or 'topk'"
+    accepted = "a compressor with a density, such as 'dgc' or 'topk'"
     refusal = invalid(
-        "compressor, the sparsifier,", compressor, accepted, "see gradwire list compressor"
+        "compressor (sparsifier)", compressor, accepted, "see gradwire list compressor"
     )
     if compressor not in names("compress"):
-        raise UnknownName("compressor, or sparsifier,", compressor, names("compress"))
+        raise UnknownName("compressor (sparsifier)", compressor, names("compress"))
     made = algorithm_by_name(compressor, {"density": density})
     if not isinstance(made, Compressor) or made.traits.layout is not Layout.SPARSE:
         raise refusal

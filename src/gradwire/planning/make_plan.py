@@ -21,14 +21,22 @@ def plan(
     tune: bool = False,
     **settings: Any,
 ) -> Plan:
-    """The plan of a planner for a model and a cluster, checked.
+    """Makes a plan for a model on a cluster, and checks it.
 
-    ``planner`` is a name (``gradwire list planner`` shows them) or a function of your own; its
-    settings are given by name. With ``tune`` those left out are searched for under the model
-    (by the package gradwire-lab), otherwise they have their defaults.
+    Args:
+        planner: A planner's name (``gradwire list planner`` shows all), or a function from profile
+            and cluster to a plan.
+        profile: The model's layers, from ``gw.profile`` or ``gw.catalogue.load``.
+        cluster: Ranks and links.
+        tune: Whether settings that are left out are searched for, by the package gradwire-lab.
+        **settings: The planner's settings.
 
-    Raises ``UnknownName`` for a planner or a setting there is not, ``InvalidSetting`` for a value
-    that is not accepted, and for a plan that is not sound for ``profile``.
+    Returns:
+        The plan, for ``gw.attach``, ``gw.simulate`` or ``Plan.save``.
+
+    Raises:
+        UnknownName: There is no such planner or setting.
+        InvalidSetting: A value is not accepted, or the plan does not fit ``profile``.
 
     >>> from gradwire import catalogue
     >>> ten_gbit = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
@@ -46,7 +54,7 @@ def plan(
     chosen = with_settings(planner, **settings)
     made = extension("tune").tune(chosen, profile, cluster) if tune else chosen(profile, cluster)
     if not isinstance(made, Plan):
-        accepted = "a Plan, as every planner gives"
-        raise invalid(f"what {name_of(chosen)} returns", made, accepted, "return one")
+        accepted = "a Plan"
+        raise invalid(f"what {name_of(chosen)} returns", made, accepted, "return a gw.Plan")
     check(made, profile)
     return made

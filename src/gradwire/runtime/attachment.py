@@ -67,7 +67,7 @@ def grid_of(model: nn.Module, group: Any, shards: Any, mesh: Any, settings: Sett
         remedy = "install that: pip install 'torch>=2.8'"
         raise invalid("torch", torch.__version__, "2.8 or newer", remedy)
     if mesh is not None and group is not None:
-        raise invalid("group", group, "None beside mesh=, whose ranks it is", "leave it out")
+        raise invalid("group", group, "None beside mesh=, which names the ranks", "leave it out")
     found = _group_of(model, group)
     ranks: list[int] = []
     if dist.is_initialized():

@@ -36,7 +36,7 @@ def _warn_of_no_overlap(model: nn.Module, params: list[NamedParam], settings: Se
         why = "attach got no optimizer=, whose step it would have to cut"
     else:
         return
-    _log.warning("the plan overlaps the next forward pass, and this run does not: %s", why)
+    _log.warning("the plan asks to overlap the next forward pass, and this run does not: %s", why)
 
 
 def warn_of_two_momenta(settings: Settings, optimizer: Optimizer | None) -> None:

@@ -45,11 +45,18 @@ _POLL_S = 0.005
 
 
 class Handle(Joinable):
-    """One attached model. Made by ``gw.attach``; ended by ``detach``.
+    """One attached model. ``gw.attach`` returns it, and ``detach`` ends it.
 
-    ``hooks`` are those of a plain module (under DDP there are none), ``controls`` are there where a
-    pilot chooses the plan, and ``undo`` ends what ``attach`` has begun. The model's hooks keep the
-    handle alive, and the handle all else.
+    The model's hooks keep the handle alive, so a loop need not hold it.
+
+    >>> import gradwire as gw
+    >>> import torch
+    >>> model = torch.nn.Linear(4, 2)
+    >>> handle = gw.attach(model, "topk")
+    >>> model(torch.ones(1, 4)).sum().backward()
+    >>> handle.step, handle.world_size, sorted(handle.residuals())
+    (1, 1, ['weight'])
+    >>> handle.detach()
     """
 
     def __init__(
@@ -115,12 +122,20 @@ class Handle(Joinable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of backward passes inside accumulate on this rank and are not exchanged.
+        """Accumulates gradients on this rank, without an exchange, in backward passes inside.
 
-        For a DistributedDataParallel model this is its own ``no_sync``. A plain module is lent this
-        one, where it has none, as Accelerate and others ask a model for it. It counts where
-        ``backward()`` is called, and DDP's where the model is. Loops that set a
-        model's ``require_backward_grad_sync`` are obeyed too.
+        For a DDP model this is DDP's own ``no_sync``, which counts where the forward pass is. A
+        plain module gets this method as its ``no_sync``, if it has none; it counts where
+        ``backward()`` is called. A model's ``require_backward_grad_sync`` has the same effect.
+
+        >>> import gradwire as gw
+        >>> model = nn.Linear(4, 2)
+        >>> handle = gw.attach(model, "cast16")
+        >>> with handle.no_sync():
+        ...     model(torch.ones(1, 4)).sum().backward()
+        >>> handle.step
+        0
+        >>> handle.detach()
         """
         if self._hooks is None:
             assert isinstance(self._model, DistributedDataParallel)
@@ -134,42 +149,55 @@ class Handle(Joinable):
             self._hooks.is_paused = before
 
     def synchronize(self) -> None:
-        """Settles all that a plan which overlaps the next forward pass has left pending.
+        """Waits for all pending gradients and updates.
 
-        It waits for all gradients and makes all updates that ``optimizer.step()`` asked for. Call
-        it before parameters are read or written by hand between ``step()`` and the next forward
-        pass; ``state_dict()`` of model and optimizer and evaluation do so themselves.
+        It matters only where a plan overlaps the next forward pass. Call it before you read or
+        write parameters by hand between ``step()`` and the next forward pass. ``state_dict()`` and
+        evaluation do it themselves.
         """
         if self.overlap is not None:
             self.overlap.settle(None)
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the run so far on this rank.
+        """Figures of this rank since ``attach``.
 
-        - ``averaged_by`` is "gradwire", or "DDP" where DDP's own reducer averages (see `reducer`);
-          steps, bytes by the size of the gradients, and waits are counted then, and no messages.
-        - ``wire_bytes_per_step`` counts what collectives send, also to ranks of the same host.
-        - ``wait_s_per_step`` is how long backward waited for the network after its own end.
-        - ``inline_s_per_step`` is how long backward took for encodes and scaling within it.
-        - ``communication_s_per_step`` adds up all channels, waits for peers included.
-        - ``residual_norm`` is over all parameters, ``gw.mean_residual_norm`` its mean over ranks.
-        - ``density_asked`` is the density that was set, ``density_local`` the one that this rank
-          selected and ``density_actual`` that of the mean, over all steps and messages that select
-          elements. Each is None where no message selects, the first also where none was set.
-        - ``memory`` counts what is kept beside weights and gradients, in bytes by kind; see
-          `figures`. ``bytes_a_parameter`` is their sum for each parameter.
-        - ``overlapped_steps`` counts steps that the next forward pass did not wait for.
-        - ``fallbacks`` counts, by reason, steps of an overlapping plan that it did wait for.
-        - ``guard`` is the last comparison with dense means (``attach(guard_every=)``), None before:
-          ``error`` is the norm of the difference over that of the dense mean, of some elements of a
-          few messages in step ``step``; ``worst`` is the message of the largest, ``worst_error``.
-        - ``adapted`` says which settings ``gw.adapt`` has chosen for each layer, in words.
-        - ``ways`` says how each embedding's rows went last: by a scheme, or the inner exchange.
-        - ``pilot`` holds what ``auto`` has decided, in words, and its figures; None without one.
-          Where residuals are kept, this call waits for all that an overlapping plan left pending.
-        - ``left`` tells who was lost and what with them, ``joined`` who came in; see `shrink`.
-        - ``encoded_on``, ``offloaded`` and ``backend``: where, and what sends; see `figures`.
+        Bytes and seconds:
+
+        - ``steps``, ``step_s``: exchanged backward passes, and the median seconds of one.
+        - ``wire_bytes_per_step``: bytes that this rank sends, also to ranks of its host.
+        - ``wait_s_per_step``: how long backward waited for the network after its own end.
+        - ``inline_s_per_step``: encodes and scaling within the backward pass.
+        - ``communication_s_per_step``: seconds of all communication lanes, waits for other ranks
+          included.
+        - ``messages``: the number of messages.
+        - ``memory``: bytes beside weights and gradients, by kind. ``bytes_a_parameter`` is their
+          sum for each parameter.
+
+        What is sent:
+
+        - ``residual_norm``: the norm over all parameters. ``gw.mean_residual_norm`` is its mean
+          over ranks.
+        - ``density_asked``, ``density_local``, ``density_actual``: the density that was set, that
+          this rank selected, and that the mean has. None where no message selects elements.
+        - ``guard``: the last comparison with dense means (``attach(guard_every=)``). ``error`` is
+          the norm of the difference over that of the dense mean, and ``worst`` the message with the
+          largest.
+        - ``adapted``: the settings that ``gw.adapt`` has chosen for each layer, in words.
+        - ``ways``: how each embedding's rows were sent last.
         - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
+
+        How it is sent:
+
+        - ``averaged_by``: "gradwire", or "DDP" where DDP's own reducer averages. Then no messages
+          are counted.
+        - ``overlapped_steps``: steps that the next forward pass did not wait for. ``fallbacks``
+          counts the others by reason.
+        - ``pilot``: what ``auto`` has decided, in words, with its figures; None without it.
+        - ``encoded_on``, ``offloaded``, ``backend``: where gradients are encoded, and what carries
+          them.
+        - ``left``, ``joined``: ranks that were lost or came in, with their steps.
+
+        With residuals this call waits for all that an overlapping plan left pending.
         """
         recorder, synchroniser = self._progress.recorder, self.synchroniser
         numel = sum(param.numel() for param in synchroniser.params.values())
@@ -196,26 +224,38 @@ class Handle(Joinable):
         }
 
     def log_to(self, to: Any, *, every: int = 100) -> None:
-        """Writes figures of this rank every ``every`` steps, from now on; None writes no more.
+        """Writes figures of this rank every ``every`` steps.
 
-        ``to`` is TensorBoard's ``SummaryWriter``, a wandb run, or a function of the step and a dict
-        of figures by name. Where ranks share one, let rank 0 call this alone. Figures are those of
-        ``stats()`` over the steps since the row before, each under "gradwire/" and its name there:
-        bytes, seconds of each lane, densities. Where residuals are kept, ``residual_norm`` is over
-        the tensors of that step and ``gradient_norm`` is that of their gradients on this rank; a
-        warning tells once where the first runs away from the second. Under ``local_steps`` a step
-        is an exchange here. Under DDP ``to`` is called in another thread, where it must not call
-        this handle. What ``to`` raises ends the log, with a warning, and not the training.
+        Figures are those of ``stats()`` over the steps since the last row, under "gradwire/" and
+        their names there. Where residuals are kept, ``residual_norm`` and ``gradient_norm`` are of
+        that step's tensors; a warning tells once if the first grows away from the second. Under
+        ``local_steps`` a step is an exchange. If ``to`` raises, the log ends with a warning, and
+        training goes on.
+
+        Args:
+            to: TensorBoard's ``SummaryWriter``, a wandb run, or a function of the step and a dict
+                of figures. None ends the log. Where ranks share one, let rank 0 call this alone.
+                Under DDP it is called in another thread, and must not use this handle.
+            every: Steps between two rows.
+
+        >>> import gradwire as gw
+        >>> model = nn.Linear(4, 2)
+        >>> handle = gw.attach(model, "cast16")
+        >>> handle.log_to(lambda step, figures: print(step, len(figures) > 3), every=1)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        1 True
+        >>> handle.detach()
         """
         progress = self._progress
         progress.log = None if to is None else Log(to, every, progress.recorder)
 
     def residuals(self) -> dict[str, Tensor]:
-        """The residuals of this rank by parameter name: gradient that the mean does not hold yet.
+        """The residuals of this rank: the part of its gradients that no mean holds yet.
 
-        Parameters without a residual are left out. On hosts of several ranks they are those of the
-        host's mean gradient, where this rank exchanges it, and 0 elsewhere. Those of a complex
-        parameter are real and imaginary parts in turn.
+        Returns:
+            A tensor by parameter name; parameters without a residual are left out. On hosts of
+            several ranks it is of the host's mean gradient, where this rank exchanges it, and 0
+            elsewhere. For a complex parameter it has real and imaginary parts in turn.
         """
         from .state import checkpoint
 
@@ -225,18 +265,27 @@ class Handle(Joinable):
         return checkpoint.residuals(messages)
 
     def trace(self) -> Trace:
-        """Spans of the last steps on this rank, and their densities where elements are selected.
+        """Spans of this rank's last steps (``attach(trace_steps=)``), for ``save_chrome``.
 
-        Where DDP averages, nothing is seen of the network but the wait for it.
+        Returns:
+            The trace. Where DDP averages it holds nothing of the network but the wait for it.
         """
         return self._progress.recorder.trace()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank's exchanges, by parameter name; save one file for each rank.
+        """The state of this rank's exchanges by parameter name: save one file a rank.
 
-        ``gather_state`` has that of all ranks, for one file. In ``torch.distributed.checkpoint``
-        give each rank's handle a name of its own, such as f"gradwire {handle.rank}": what has one
-        name is saved once there, and residuals differ from rank to rank.
+        ``gather_state`` returns the state of all ranks for one file. Use ``sharded_state`` for
+        ``torch.distributed.checkpoint``.
+
+        Raises:
+            InvalidSetting: It was called inside a backward pass, or after one that raised.
+
+        >>> import gradwire as gw
+        >>> handle = gw.attach(nn.Linear(4, 2), "topk")
+        >>> saved = handle.state_dict()
+        >>> handle.load_state_dict(saved)
+        >>> handle.detach()
         """
         from .state import checkpoint
 
@@ -248,15 +297,19 @@ class Handle(Joinable):
         )
 
     def gather_state(self) -> dict[str, Any]:
-        """The state of all ranks in one dict, for whoever saves one file; empty but on rank 0.
+        """The state of all ranks in one dict, for one file.
 
-        All ranks of the group (and of ``shards``) must call this, between the same two steps. It
-        maps "rank 0 of 4" and so on to that rank's ``state_dict()``, in host memory. So it takes as
-        many times the memory of one. ``load_state_dict`` takes it on every rank, among any number
-        of ranks. Where layers are cut into shards, rank 0 of each part's group gets a dict.
+        All ranks of the group (and of ``shards``) must call this between the same two steps. It
+        takes the memory of all ranks' states on rank 0.
 
-        Raises ``RanksDiffer`` if another rank cannot give its state, or is at another step, and
-        ``RankFailed`` if one trains on instead, or is lost.
+        Returns:
+            On rank 0 each rank's ``state_dict()`` in host memory, under "rank 0 of 4" and so on; {}
+            on other ranks. ``load_state_dict`` takes it on every rank, among any number of ranks.
+            Where layers are cut into shards, rank 0 of each part's group gets a dict.
+
+        Raises:
+            RanksDiffer: Another rank cannot give its state, or is at another step.
+            RankFailed: A rank trains on without the call, or is lost.
         """
         from .state.joint_call import JointCall
         from .state.redistribution import place_name
@@ -269,44 +322,52 @@ class Handle(Joinable):
         return {place_name(rank, self.world_size): state for rank, state in enumerate(states)}
 
     def sharded_state(self, *, saved_by: int | None = None) -> dict[str, Any]:
-        """The state of all ranks, for ``torch.distributed.checkpoint`` to save, and to load into.
+        """The state of all ranks for ``torch.distributed.checkpoint``, to save and to load into.
 
-        All ranks of the job must call this, between the same two steps. What is kept for each
-        element is a DTensor of the shape (replicas, *that of the parameter*), in the field's dtype,
-        so it is written by those that hold it and cut anew for other shards. ``saved_by`` is the
-        number of replicas that saved what is to be loaded, where it was another one. Give what was
-        loaded to ``load_state_dict``: each replica then goes on from the sum of its rows, times new
-        / old replicas.
+        All ranks of the job must call this between the same two steps. Each rank writes its own
+        part. Give what was loaded to ``load_state_dict``. Each replica then has the sum of its
+        rows, times new over old number of replicas.
 
-        Raises ``InvalidSetting`` for local steps, pilots, hosts of several ranks, and newcomers.
+        Args:
+            saved_by: The number of replicas that saved the checkpoint, if it differs from now.
+
+        Returns:
+            DTensors of the shape (replicas, *shape of the parameter*).
+
+        Raises:
+            InvalidSetting: The handle is of local steps, ``auto`` or hosts of several ranks, or a
+                rank came in later.
         """
         from .state.sharded import sharded_state
 
         if self.joined:
-            accepted, remedy = "of torch.distributed", "save what gather_state() returns"
-            raise invalid("the group", "one with a rank that came in later", accepted, remedy)
+            accepted, remedy = "without ranks that joined later", "save what gather_state() returns"
+            raise invalid("the group of sharded_state()", "one with such a rank", accepted, remedy)
         self._engine.refuse_copy()
         saved = self.state_dict()
         return sharded_state(self._owners, saved, saved_by, has_pilot=self._controls is not None)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
-        """Continues where ``state_dict`` was saved, bit for bit.
+        """Continues from a saved state, bit for bit.
 
-        All ranks of the group (and of ``shards``) must call this, between the same two steps, each
-        with the state that it saved itself, what ``gather_state`` returned on rank 0, or what
-        ``torch.distributed.checkpoint`` has loaded into its ``sharded_state()``. They
-        agree on it before any of them loads. States of another number of ranks, or of ranks on a
-        host, are taken where all of them are there, as ``gather_state`` has them, and cut anew; see
-        ``gw.redistribute``. With ``strict=False`` parameters that the state lacks begin afresh, and
-        state of parameters that the model lacks is dropped.
+        All ranks of the group (and of ``shards``) must call this between the same two steps. They
+        compare their states before any of them loads, so all load or none. States of another number
+        of ranks, or of ranks a host, are converted if the states of all old ranks are there; see
+        ``gw.redistribute``. Under ``auto`` the plan in force stays, and residuals move to it by
+        name.
 
-        Under a pilot (``auto``) the plan in force stays: state goes over to it by name, residuals
-        that it has no place for arrive with the next gradients. A new run plans anew.
+        Args:
+            state_dict: What ``state_dict`` returned on this rank, what ``gather_state`` returned on
+                rank 0, or a loaded ``sharded_state``.
+            strict: If False, parameters that the state lacks start anew, and state of parameters
+                that the model lacks is dropped.
 
-        Raises ``InvalidSetting`` for the state of another rank, shard, number of ranks, algorithm
-        or model, or a damaged one, and ``RanksDiffer`` if another rank refused or has a state of
-        another moment: in both cases the present state stays. Raises ``RankFailed`` if a rank
-        trains on without loading.
+        Raises:
+            InvalidSetting: The state is of another rank, shard, algorithm or model, or damaged.
+                Nothing is loaded then.
+            RanksDiffer: Another rank refused, or its state is of another moment. Nothing is loaded
+                then.
+            RankFailed: A rank trains on without loading.
         """
         from .state.joint_call import JointCall
         from .state.redistribution import part_of
@@ -362,12 +423,12 @@ class Handle(Joinable):
     def detach(self) -> None:
         """Removes every hook; the model is then as it was before ``attach``.
 
-        A DistributedDataParallel model goes back to its plain all-reduce. Residuals are dropped:
-        save ``state_dict()`` first to keep them. Called in another thread during a backward pass,
-        it waits until that has ended, for the time-out at most. In a process that was forked it
-        leaves the process that attached as it is.
+        A DDP model goes back to its plain all-reduce. Residuals are dropped: save ``state_dict()``
+        first to keep them. In another thread it waits for the backward pass under way, for the
+        time-out at most. In a forked process it leaves the process that attached as it is.
 
-        Raises ``InvalidSetting`` in a backward pass, or if one of another thread does not end.
+        Raises:
+            InvalidSetting: It was called inside a backward pass, or another thread's does not end.
         """
         if self.attached:
             self._between_steps("detach()", takes_a_torn_step=True)
@@ -433,14 +494,19 @@ class Handle(Joinable):
             )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """The part of this model in ``Join([handle], **kwargs)``, for data of uneven length.
+        """Lets torch's ``Join([handle], **kwargs)`` serve ranks with different numbers of batches.
 
-        ``divide_by_initial_world_size`` is torch's (True): means divide by all ranks, or if False
-        by those that still have data. ``optimizer``, if given, ends in the state of a rank that
-        trained to the last step, as parameters and buffers do; else its state stays behind.
-        Torch's waits are in the user's group and have its time-out. For a DDP model there is DDP's
-        own ``model.join()``. Raises ``InvalidSetting`` for that, for ``auto``, local steps,
-        sharded layers and plans that overlap the next forward pass.
+        torch's waits are in the user's group and have its time-out. A DDP model has its own
+        ``model.join()``.
+
+        Args:
+            **kwargs: ``divide_by_initial_world_size`` (True): the mean divides by all ranks, or if
+                False by ranks that still have data. ``optimizer``: ends in the state of a rank that
+                trained to the last step, as parameters and buffers do.
+
+        Raises:
+            InvalidSetting: The handle is of a DDP model, ``auto``, local steps, sharded layers, or
+                a plan that overlaps the next forward pass.
 
         >>> import gradwire as gw
         >>> from torch import nn
@@ -455,10 +521,11 @@ class Handle(Joinable):
         hooks, engine = self._answering("Join"), self._progress.synchroniser.engine
         if hooks.shrinking is not None:
             remedy = "call backward_without_batch() where a rank has none"
-            raise invalid("Join", "on_failure='shrink'", "on_failure='end' beside it", remedy)
+            raise invalid("on_failure beside Join", "shrink", "'end'", remedy)
         ranks = dist.get_process_group_ranks(self.join_process_group)
         if len(ranks) != engine.world:
-            raise invalid("Join", ranks, f"the {engine.world} ranks that exchange", "pass group=")
+            accepted = f"the {engine.world} attached ranks"
+            raise invalid("ranks of Join", ranks, accepted, "attach with group=")
         divides = kwargs.get("divide_by_initial_world_size", True)
         return ZeroGradients(self, self._model, hooks, engine, divides, kwargs.get("optimizer"))
 
@@ -472,15 +539,18 @@ class Handle(Joinable):
         """The group in which torch counts ranks; raises ``InvalidSetting`` without one."""
         if not dist.is_initialized():
             remedy = "call torch.distributed.init_process_group() first, or leave Join out"
-            raise invalid("Join", "a process that is alone", "ranks in a process group", remedy)
+            raise invalid("ranks of Join", "a single process", "in a process group", remedy)
         return self.group or dist.group.WORLD
 
     def backward_without_batch(self) -> None:
-        """Takes part in a step for which this rank has no batch, in the place of its backward pass.
+        """Takes part in a step without a batch, in place of this rank's backward pass.
 
-        Its gradient counts as zero in the mean over all ranks. Every ``.grad`` is the mean
-        afterwards, as on the other ranks, so the optimizer's step is to follow. What ``.grad`` held
-        before is dropped. Raises as ``backward()`` does, and ``InvalidSetting`` as ``join_hook``.
+        This rank's gradient counts as zero in the mean. Every ``.grad`` is the mean afterwards, so
+        call ``optimizer.step()``. What ``.grad`` held before is dropped.
+
+        Raises:
+            InvalidSetting: As for ``join_hook``.
+            RankFailed: As ``backward()``.
         """
         self._answering("backward_without_batch").backward_without_batch()
 
@@ -489,7 +559,9 @@ class Handle(Joinable):
         hooks, engine, reason = self._hooks, self._progress.synchroniser.engine, ""
         if isinstance(self._model, DistributedDataParallel):
             remedy = "write `with model.join():`, which is DDP's own"
-            raise invalid(what, "the handle of a DDP model", "a plain module's", remedy)
+            raise invalid(
+                what, "the handle of a DDP model", "used with a plain module's handle", remedy
+            )
         if self._controls is not None:
             reason = "'auto'"
         elif hooks is not None and hooks.overlap is not None:
@@ -497,7 +569,7 @@ class Handle(Joinable):
         elif engine.shards.world > 1 or any(map(is_dtensor, self._model.parameters())):
             reason = "sharded layers"
         if hooks is None or reason:
-            accepted = "one that exchanges whole gradients in each backward pass, by a set plan"
+            accepted = "used with a fixed exchange of whole gradients in each backward pass"
             remedy = "give every rank as many batches, or call gw.attach without it"
             raise invalid(what, f"the handle of {reason or 'local_steps'}", accepted, remedy)
         return hooks

@@ -69,8 +69,7 @@ def refuse_wrong_model(model: nn.Module) -> None:
     _refuse_ddp_around(model)
     if torch._C._current_graph_task_id() != -1:
         raise InvalidSetting(
-            "attach was called during a backward pass; accepted is any moment between steps: call "
-            "it before the training loop"
+            "attach was called during a backward pass; call it before the training loop"
         )
     left = [name for name, p in model.named_parameters() if p.grad is not None]
     if left:
@@ -189,7 +188,7 @@ def _refuse_sharded(model: nn.Module) -> None:
     for path, module in model.named_modules():
         where = path or type(module).__name__
         if _is_fsdp(module):
-            accepted = "one on each rank whole, or sharded by fully_shard()"
+            accepted = "one that is whole on each rank, or sharded by fully_shard()"
             raise invalid("model", f"{where} in FullyShardedDataParallel", accepted, _BY_FSDP2)
         if "replicate" in _registry(module):
             raise InvalidSetting(

@@ -134,13 +134,17 @@ def _lasts(given: Any) -> bool:
     return isinstance(given, timedelta) and given > timedelta(0)
 
 
-_SHRINK = "write 'shrink' for going on without lost ranks"
+_SHRINK = "write 'shrink' to continue without lost ranks"
 _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "bucket_cap_mb": (_is_cap, "a positive number or None", "leave it out"),
     "num_channels": (_is_number, "an integer of at least 1", "write 4"),
     "trace_steps": (_counts, "an integer of at least 0", "write 4"),
     "optimizer": (_is(Optimizer), "a torch.optim.Optimizer or None", "pass yours"),
-    "scaler": (_is(GradScaler), "a torch.amp.GradScaler or None", "pass the loss's own"),
+    "scaler": (
+        _is(GradScaler),
+        "a torch.amp.GradScaler or None",
+        "pass the one that scales the loss",
+    ),
     "checksums": (_is_switch, "True or False", "leave it out"),
     "on_failure": (("end", "shrink").__contains__, "'end' or 'shrink'", _SHRINK),
     "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
@@ -169,7 +173,7 @@ def refuse_pairs(
             raise invalid(name, value, "None beside a plan, which decides it", "leave it out")
     for is_one, what, given, accepted, remedy in (
         (num_shards > 1, "shards", num_shards, "None beside", _INSTEAD),
-        (has_dtensors(params), "model", "one of DTensors", "plain parameters beside", _INSTEAD),
+        (has_dtensors(params), "model", "DTensors", "one with plain parameters beside", _INSTEAD),
         (rows, f"the embedding of {first}", "sparse=True", "sparse=False beside", _INSTEAD),
         (half, "scaler", "one beside parameters in float16", "None beside", _IN_FULL),
     ):
@@ -178,13 +182,13 @@ def refuse_pairs(
     for is_one, accepted in (
         (isinstance(model, DistributedDataParallel), "a DDP model, whose own connections break"),
         (settings.ranks_per_host > 1, "hosts of several ranks, which hold shares"),
-        (has_dtensors(params), "sharded layers (FSDP), of which a lost rank holds a part"),
-        (num_shards > 1, "shards=, of which a lost rank holds some"),
-        (settings.pilot is not None, "'auto', whose plan is of all ranks"),
+        (has_dtensors(params), "sharded layers (FSDP), since a lost rank holds a part"),
+        (num_shards > 1, "shards=, since a lost rank holds some"),
+        (settings.pilot is not None, "'auto', whose plan is for all ranks"),
         (overlaps, "a plan that overlaps the next forward pass: its updates cannot be undone"),
     ):
         if settings.on_failure == "shrink" and is_one:
-            remedy = "leave on_failure out, and go on from a checkpoint"
+            remedy = "leave on_failure out, and restart from a checkpoint"
             raise invalid("on_failure", "shrink", f"'end' beside {accepted}", remedy)
 
 
@@ -253,7 +257,7 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
             raise UnknownName("compressor or pilot", given, known)
         given = load("pilot" if given in pilots else "compress", given)()
     if isinstance(given, Exchange) and given.ranks_per_host != 1:
-        accepted = "one that knows no hosts: attach learns them from its mesh"
+        accepted = "an exchange without hosts, which attach takes from mesh="
         raise invalid("exchange", given, accepted, "give the exchange inside, and mesh=")
     if isinstance(given, Compressor | Exchange):
         return exchange_for(given)

@@ -209,5 +209,5 @@ def test_one_rank_stands_for_any_number_where_all_do_the_same() -> None:
 
     sent_s = 2 * (many - 1) * (HOP_S + 8 * 2**10 / RATE)
     assert through("allgather_sparse", many) == pytest.approx(0.5 + sent_s + 0.5)
-    with pytest.raises(InvalidSetting, match="at most 1024 where each is played by itself"):
+    with pytest.raises(InvalidSetting, match="at most 1024, since each rank is simulated"):
         through("sparcml", many)

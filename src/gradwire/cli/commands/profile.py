@@ -189,7 +189,7 @@ def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> 
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return _on_hosts(hosts or HOSTS, rate or RATE, codecs) if asked else None
     if hosts is not None:
-        raise invalid("--hosts", hosts, "left out under torchrun", "the ranks are the cluster")
+        raise invalid("--hosts", hosts, "left out under torchrun", "torchrun's ranks are measured")
     return _launched(rate, codecs)
 
 

@@ -200,7 +200,8 @@ class Cluster(Stored):
         ``InvalidSetting`` for figures that no cluster has.
         """
         if num_ranks is None and rate_bytes_per_s is None:
-            raise invalid("scaled()", "no figure", "num_ranks, rate_bytes_per_s", "give one")
+            accepted = "called with num_ranks or rate_bytes_per_s"
+            raise invalid("scaled()", "no argument", accepted, "pass one of them")
         hop_s, arriving = self._hop_and_rate()
         rate = self.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
         ranks = self.num_ranks if num_ranks is None else num_ranks
@@ -269,8 +270,8 @@ class Cluster(Stored):
             return self.hop_s, self.rate_bytes_per_s
         if not self.tells_rate:
             raise InvalidSetting(
-                "the measured all-reduce takes no longer for more bytes, so it tells no rate to "
-                "scale; measure larger messages, or state rate_bytes_per_s in a new Cluster"
+                "the measured all-reduce takes no longer for more bytes, so no rate follows from "
+                "it; measure larger messages, or state rate_bytes_per_s in a new Cluster"
             )
         rounds, copies = travel("all_reduce", ranks)
         return fit.alpha_s / rounds, copies / fit.per_unit_s

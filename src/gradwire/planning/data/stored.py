@@ -92,7 +92,7 @@ class Stored(Frozen):
             what = "the whole: it is nested deeper than any such file"
         raise InvalidSetting(
             f"{origin} cannot be read: {what} (schema {SCHEMA} is accepted); "
-            f"write it again with {cls.WRITTEN_BY}, or mend this entry"
+            f"write it again with {cls.WRITTEN_BY}, or repair this entry"
         )
 
     @classmethod

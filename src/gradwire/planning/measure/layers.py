@@ -227,26 +227,40 @@ def profile(
     name: str | None = None,
     advance: Callable[..., None] | None = None,
 ) -> Profile:
-    """Measures a model's layers in ``iterations`` steps, and as many more without hooks.
+    """Measures the seconds of a model's layers, forward and backward.
 
-    ``step()`` runs one forward and backward on one batch and leaves the optimizer alone. A layer is
-    a module that owns parameters itself, in the order of first calls; parameters of a module that
-    is never called belong to the nearest module above it that is, and shared ones to the owner that
-    is called first. ``batch_size`` is found from the model's first tensor argument unless given;
-    ``name`` is the class's unless given; ``advance(amount, note)`` is told of every step.
-
-    Of the model nothing is changed: hooks, gradients, buffers, training modes and random numbers
-    are put back. A DistributedDataParallel is looked into; its communication counts as backward
+    It runs ``iterations`` steps with hooks and as many without. The model is left as it was: hooks,
+    gradients, buffers, training modes and random numbers are restored. A layer is a module that
+    owns parameters, in the order of first calls. For a DDP model communication counts as backward,
     unless ``step`` runs under ``no_sync``.
 
-    Raises ``InvalidSetting`` if a step changes a parameter, runs no backward or not this model, or
-    if a parameter gets no gradient.
+    Args:
+        model: The model.
+        step: A function that runs one forward and backward pass on one batch, and no optimizer.
+        iterations: Steps to measure. The default depends on the device.
+        batch_size: The default is read off the model's first tensor argument.
+        name: The model's name in the profile. The default is its class.
+        advance: A function that is called after each step as ``advance(amount, note)``.
+
+    Returns:
+        The profile.
+
+    Raises:
+        InvalidSetting: A step changes a parameter, or runs no backward pass of this model, or a
+            parameter gets no gradient.
+
+    >>> model = nn.Linear(4, 2)
+    >>> measured = profile(model, lambda: model(torch.ones(3, 4)).sum().backward(), iterations=1)
+    >>> len(measured.layers), measured.batch_size
+    (1, 3)
     """
     start_s = time.perf_counter()
     model = looked_into(model)
     watched = {key: p for key, p in model.named_parameters() if p.requires_grad}
     if not watched:
-        raise invalid("model", type(model).__name__, "one with trainable parameters", "train one")
+        raise invalid(
+            "model", type(model).__name__, "one with trainable parameters", "unfreeze one"
+        )
     devices = {parameter.device for parameter in watched.values()}
     iterations = _number_of_steps(iterations, devices)
     with untouched(model):
@@ -295,7 +309,10 @@ def looked_into(model: nn.Module) -> nn.Module:
     """The module itself, without DDP around it; refuses a compiled one."""
     if hasattr(model, "_orig_mod"):
         raise invalid(
-            "model", "a compiled one", "one before torch.compile", "its layers have been fused away"
+            "model",
+            "a compiled one",
+            "one before torch.compile",
+            "profile it before it is compiled",
         )
     return model.module if isinstance(model, DistributedDataParallel) else model
 

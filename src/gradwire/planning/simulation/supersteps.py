@@ -158,7 +158,7 @@ def supersteps_of(
     """
     world = tariff.num_ranks
     if world > MOST_PLAYED:
-        accepted = f"at most {MOST_PLAYED} where each is played by itself"
+        accepted = f"at most {MOST_PLAYED}, since each rank is simulated"
         raise invalid(f"ranks of {exchange!r}", world, accepted, "simulate fewer, or dense plans")
     first = record(exchange, spec, 0, world, turn)
     found = [_priced(first.rows, 0, tariff)]

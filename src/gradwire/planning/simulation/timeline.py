@@ -33,24 +33,33 @@ def simulate(
     jitter: float = 0.0,
     seed: int = 0,
 ) -> Trace:
-    """The trace of one iteration, from the start of its backward pass to the end of the forward.
+    """Predicts one iteration of a plan, from the start of backward to the end of the next forward.
 
-    With ``ranks="one"`` one rank stands for all of them: dense messages take the time of a closed
-    form, others that of the exchange when it is alone. With ``ranks="all"`` every rank is played by
-    events, on links that all transfers share. With ``jitter`` every rank computes faster or slower
-    than the profile, by a factor drawn for it with ``seed`` (log-normal, of mean 1 and about that
-    standard deviation).
+    Args:
+        plan: The plan.
+        profile: The model's layers.
+        cluster: Ranks, links and measured costs.
+        ranks: "one" lets one rank stand for all, in closed form. "all" simulates every rank, on
+            links that all transfers share.
+        jitter: The standard deviation of a factor by which each rank computes slower or faster
+            (log-normal, mean 1). It needs ``ranks="all"``.
+        seed: The seed of these factors.
 
-    The lanes "backward" and "forward" have a span for each layer, the former also for what a plan
-    has encoded within the backward pass, "communication" and "compute"
-    spans of the messages' work; ``size_bytes`` counts the bytes that the rank sends in a span.
-    Encode, decode and merge take the seconds in the cluster's ``codecs``. Where a compressor was
-    not measured they take 0, as other computations of a text always do, and the span's name says
-    so. Gather and scatter have no spans and take 0 too. ``Trace.iteration_s`` is US-Byte's t_iter
-    (equation 12).
+    Returns:
+        A trace with the lanes "backward", "forward", "communication" and "compute".
+        ``Trace.iteration_s`` is US-Byte's t_iter (equation 12), and ``size_bytes`` of a span counts
+        the bytes that the rank sends in it. Compressors that the cluster has not measured take 0 s,
+        and their spans say so. Gather and scatter take 0 s too.
 
-    Raises ``InvalidSetting`` for a plan that is not sound for the profile, for an exchange that
-    cannot be simulated, and for jitter of one rank only.
+    Raises:
+        InvalidSetting: The plan does not fit the profile, an exchange cannot be simulated, or
+            ``jitter`` was given for one rank.
+
+    >>> import gradwire as gw
+    >>> profile = gw.catalogue.load("vgg16")
+    >>> cluster = gw.Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+    >>> simulate(gw.plan("ddp", profile, cluster), profile, cluster).iteration_s > 0
+    True
     """
     if ranks not in ("one", "all"):
         raise invalid("ranks", ranks, "'one' or 'all'", "'one' is the faster")
@@ -58,7 +67,7 @@ def simulate(
         raise invalid("jitter", jitter, "a number, 0 or more", "0.05 is 5 %")
     if jitter and ranks == "one":
         raise InvalidSetting(
-            f"jitter {jitter} makes ranks differ, and ranks='one' has one that stands for all; "
+            f"jitter {jitter} needs every rank, and ranks='one' simulates one for all; "
             "use ranks='all'"
         )
     if ranks == "one" or cluster.num_ranks == 1:

@@ -48,7 +48,7 @@ def count_steps(
         raise invalid(
             "the DDP model's communication hook",
             found,
-            "none: it averages gradients, and mixed_precision= takes it too",
+            "unset, since it averages gradients (mixed_precision= sets it too)",
             "build the model without it, then attach",
         )
     if on_end is None:

@@ -133,8 +133,8 @@ class Streams:
             return None
         if kind.is_capturing():
             raise InvalidSetting(
-                "a CUDA graph is being captured, and gradients cannot be exchanged in it: what a "
-                "graph repeats knows nothing of other ranks. Capture the forward pass alone, or "
+                "a CUDA graph is being captured, and gradients cannot be exchanged in it: a "
+                "replayed graph does not communicate. Capture the forward pass alone, or "
                 "capture in handle.no_sync() and call backward() outside of the graph"
             )
         stream = kind.current_stream(device)

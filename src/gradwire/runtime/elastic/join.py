@@ -78,8 +78,8 @@ class ZeroGradients(JoinHook):
             count = float(work.get_future().value()[0])
             self._factor = self._engine.world / count
         elif not self._divides and self._handle._join_config.enable:
-            remedy = "put it first, as the first one counts the ranks"
-            raise invalid("Join", "this handle behind others", "the handle first", remedy)
+            remedy = "put it first in Join([...]): torch counts ranks by the first one"
+            raise invalid("the handle's place in Join", "behind others", "first", remedy)
 
     def _divide_by_fewer(self) -> None:
         if self._factor != 1:
@@ -99,8 +99,8 @@ def _take_state(optimizer: Optimizer, engine: Engine, source: int) -> None:
     engine.broadcast([size], source)
     if not size:
         raise failure or InvalidSetting(
-            f"rank {source} cannot send its optimizer's state, which Join gives to all; its own "
-            "error says why"
+            f"rank {source} cannot send its optimizer's state, which Join gives to all; see the "
+            "error of that rank"
         )
     data = data if engine.rank == source else data.new_zeros(int(size))
     engine.broadcast([data], source)

@@ -247,7 +247,7 @@ class Newcomer:
         while not store.check(["run"]):
             if time.monotonic() > end_s:
                 raise RankFailed(
-                    f"no run that can be joined has shown itself in this store within {timeout}; "
+                    f"no running job was found in this store within {timeout}; "
                     "pass the store of a job whose ranks have attached with on_failure='shrink'"
                 )
             time.sleep(_POLL_S)
@@ -282,4 +282,4 @@ def _live(number: int) -> None:
 
 
 def _stays_out(why: str) -> RankFailed:
-    return RankFailed(f"this process did not come in: {why}; the others go on without it")
+    return RankFailed(f"this process could not join: {why}; the running ranks continue without it")

@@ -133,7 +133,7 @@ def failure_of(alarm: Alarm, rank: int, how: str) -> RankFailed:
     is_mistake = alarm.code == ExitCode.MISTAKE
     last_words = "restart the job from its last checkpoint"
     if is_mistake:
-        last_words = "change the training loop, as a restart alone ends in the same error"
+        last_words = "change the training loop: a restart alone ends in the same error"
     return (LoopMistake if is_mistake else RankFailed)(
         f"{what} cannot be finished: {alarm.text} (noticed by rank {rank}; {how}); {last_words}",
         ranks=alarm.ranks,

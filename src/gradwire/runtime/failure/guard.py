@@ -110,7 +110,7 @@ def refuse_no_gradients(exchange: Any) -> None:
     inner = exchange
     while isinstance(inner, Wrapper):
         if not inner.of_gradients:
-            accepted = "an exchange of gradients: means of momentum cannot be compared with theirs"
+            accepted = "an exchange of gradients, since means of momentum cannot be compared"
             raise invalid(
                 "exchange beside guard_every", exchange, accepted, "leave guard_every out"
             )

@@ -202,7 +202,7 @@ class Shrinking:
         heal = self._healer(offer) if old.rank == 0 else lambda engine: None
         found = come_together(offer, self._connect, heal, old.timeout, old)
         if isinstance(found, str):
-            _log.warning("a newcomer stays out of step %d: %s", offer.step, found)
+            _log.warning("a new process could not join at step %d: %s", offer.step, found)
             return
         engine, group = found
         old.close()
@@ -215,7 +215,7 @@ class Shrinking:
     def _note_newcomer(self, offer: Offer, seconds: float) -> None:
         self._ranks, self._num_labels = offer.labels, offer.labels[-1] + 1
         self.joined.append({"rank": offer.labels[-1], "step": offer.step, "seconds": seconds})
-        _log.warning("rank %d has come in with step %d", offer.labels[-1], offer.step)
+        _log.warning("rank %d has joined at step %d", offer.labels[-1], offer.step)
 
     def _healer(self, offer: Offer) -> Callable[[Engine], None]:
         """The way to send the newcomer what it lacks; raises where none can come in now."""

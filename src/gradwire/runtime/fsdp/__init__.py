@@ -37,18 +37,33 @@ def reduce_scatter(
     compress_if: Callable[[str, Tensor], bool] = matrices,
     timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> ShardReduction:
-    """Has ``fully_shard`` send encoded payloads where it reduces and scatters gradients.
+    """Compresses the gradients that ``fully_shard`` reduces and scatters.
 
-    ``model`` is sharded on one mesh of one dimension, over whose ranks ``algorithm``, a compressor
-    or its name, encodes every shard for the rank that holds it. What is not sent is kept as a
-    residual where the compressor needs that. ``compress_if(name, param)`` tells which parameters
-    are encoded, and others travel as they are; ``timeout`` bounds a wait for a peer. The mean of a
-    shard is added up in rank order, so a run can be repeated bit for bit. The residuals of a rank
-    take the memory of the whole gradient. All ranks must call this alike, before the first
-    backward pass.
-
-    Raises ``InvalidSetting`` for what cannot be reduced so, and ``RanksDiffer`` if ranks disagree.
+    All ranks must call this alike, before the first backward pass. A rank keeps residuals of the
+    whole gradient. A shard's mean is added up in rank order, so a run can be repeated bit for bit.
     Source: torch's ``FSDPModule.set_custom_reduce_scatter``, in torch 2.13.
+
+    Args:
+        model: A model that ``fully_shard`` has cut on one mesh of one dimension.
+        algorithm: A compressor or its name.
+        compress_if: A function of a parameter's name and the parameter: whether it is compressed.
+        timeout: The longest wait for another rank.
+
+    Returns:
+        The handle: ``stats()``, ``residuals()``, ``state_dict()``, ``load_state_dict()``,
+        ``sharded_state()`` and ``detach()``.
+
+    Raises:
+        InvalidSetting: The model or the compressor cannot be used in this way.
+        RanksDiffer: Ranks passed different models or settings.
+
+    >>> import gradwire as gw
+    >>> from torch import nn
+    >>> try:
+    ...     gw.fsdp.reduce_scatter(nn.Linear(4, 2), gw.compress.uniform())
+    ... except gw.InvalidSetting as error:
+    ...     print(str(error).partition(";")[2])
+     apply fully_shard() first, or use gw.attach for what is whole on each rank
     """
     modules = _modules(model)
     codec = _codec(algorithm)

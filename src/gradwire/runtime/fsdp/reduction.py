@@ -26,7 +26,7 @@ from ._columns import Column, ColumnsOfCodec
 
 
 class ShardReduction:
-    """One model whose reduce-scatters carry payloads; made by ``reduce_scatter``."""
+    """The handle that ``gw.fsdp.reduce_scatter`` returns."""
 
     def __init__(
         self, codec: Compressor, group: Group, who: Membership, timeout: timedelta
@@ -86,8 +86,12 @@ class ShardReduction:
             value = found if isinstance(asked, tuple) else found[0]
 
     def stats(self) -> dict[str, Any]:
-        """``steps``, ``wire_bytes_per_step`` of this rank since a load, and ``residual_norm`` over
-        all shards of all parameters."""
+        """Figures of this rank.
+
+        Returns:
+            ``steps``, ``wire_bytes_per_step`` since the last load, and ``residual_norm`` over all
+            shards.
+        """
         return {
             "steps": self.step,
             "wire_bytes_per_step": self._wire_bytes / max(1, self.step - self._loaded_step),
@@ -95,29 +99,38 @@ class ShardReduction:
         }
 
     def residuals(self) -> dict[str, Tensor]:
-        """Residuals by parameter name: what was not sent yet of this rank's gradients.
+        """The residuals by parameter name: the part of this rank's gradients that was not sent yet.
 
-        Each is 1-D, of the whole parameter, in the working dtype; at this rank's own shard it is 0.
+        Returns:
+            A 1-D tensor of each whole parameter, in the working dtype. It is 0 at this rank's own
+            shard.
         """
         return checkpoint.residuals(self._parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank: save a file for each, or see ``sharded_state``."""
+        """The state of this rank: save one file a rank, or use ``sharded_state``."""
         return checkpoint.collect(self._parts, self._origin, step=self.step, run=self._run)
 
     def sharded_state(self, *, saved_by: int | None = None) -> dict[str, Any]:
         """The state of all ranks for ``torch.distributed.checkpoint``, to save and to load into.
 
-        As that of ``Handle``: a row of residuals for each rank. ``saved_by`` is the number of ranks
-        that saved what is to be loaded, where it was another one.
+        Args:
+            saved_by: The number of ranks that saved the checkpoint, if it differs from now.
+
+        Returns:
+            DTensors with a row of residuals for each rank.
         """
         return sharded_state(self._owners, self.state_dict(), saved_by, has_pilot=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from what ``state_dict`` returned on this rank, or from a ``sharded_state``.
+        """Continues from a saved state. All ranks call this between the same two steps.
 
-        All ranks call this between the same two steps. Raises ``InvalidSetting`` for the state of
-        another rank, algorithm or model, and for a damaged one; nothing is put in place then.
+        Args:
+            state_dict: What ``state_dict`` returned on this rank, or a loaded ``sharded_state``.
+
+        Raises:
+            InvalidSetting: The state is of another rank, algorithm or model, or damaged. Nothing is
+                loaded then.
         """
         self._num_loads += 1
         who = self._who.beside(f"load {self._num_loads}")
@@ -137,7 +150,7 @@ class ShardReduction:
         self._wire_bytes = 0
 
     def detach(self) -> None:
-        """Gives FSDP its own reduce-scatter back. Residuals are dropped: save them first."""
+        """Gives FSDP its reduce-scatter back, and drops residuals: save ``state_dict()`` first."""
         for comm in self._comms:
             comm.remove()
         self._comms = []

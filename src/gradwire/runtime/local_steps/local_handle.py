@@ -46,7 +46,7 @@ class Rhythm:
             accepted = f"fewer than {self.gap}, the steps from one launch to the next"
             raise invalid("delay", self.delay, accepted, "take a shorter delay or fewer fragments")
         if not (isinstance(self.mixing, int | float) and 0 <= self.mixing < 1):
-            accepted = "a number from 0 to below 1, as 1 would exchange for nothing"
+            accepted = "a number in [0, 1), since 1 would ignore the mean"
             raise invalid("mixing", self.mixing, accepted, "leave it out")
 
     @property
@@ -60,7 +60,7 @@ class Rhythm:
 
 
 class LocalSteps(Handle):
-    """One model whose ranks train by themselves and exchange now and then; by ``local_steps``."""
+    """The handle that ``gw.local_steps`` returns. Other methods are those of ``Handle``."""
 
     def __init__(
         self,
@@ -108,15 +108,15 @@ class LocalSteps(Handle):
         return self._outer.optimizer
 
     def anchors(self) -> dict[str, Tensor]:
-        """The anchors by parameter name, the same on all ranks bit for bit; not to be written.
+        """The anchors by parameter name, the same on all ranks bit for bit. Do not write to them.
 
-        They are what all ranks have agreed on so far, and what DiLoCo evaluates.
+        They are the parameters that ranks have agreed on, which DiLoCo evaluates.
         """
         return {name: anchor.detach() for name, anchor in self._outer.anchors.items()}
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Does nothing: gradients always accumulate on this rank, until the optimizer steps."""
+        """Does nothing: gradients always stay on this rank until the optimizer steps."""
         yield
 
     def count_step(self) -> None:
@@ -157,10 +157,11 @@ class LocalSteps(Handle):
         self._exchanged_at_s = wall_clock()
 
     def end_period(self) -> None:
-        """Exchanges all that ranks have learnt, now; all parameters are their anchors then.
+        """Exchanges everything now. All ranks then have the same parameters, and a new period
+        begins.
 
-        All ranks must call this between the same two steps: at the end of training, or before an
-        evaluation in which all ranks are to have the same parameters. A new period begins.
+        All ranks must call this between the same two steps: before evaluation, and at the end of
+        training.
         """
         self._between_steps("end_period()")
         self._apply(self._rhythm.mixing)
@@ -185,16 +186,16 @@ class LocalSteps(Handle):
             self._outer.apply(means, mixing)
 
     def synchronize(self) -> None:
-        """Waits for the means that are on their way; they take effect when that is due."""
+        """Waits for means that are on their way. They take effect when they are due."""
         self._progress.finish()
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the run so far on this rank, as those of ``attach``, but for local steps.
+        """Figures of this rank, as those of ``Handle.stats``, for local steps.
 
-        - ``steps`` counts local steps, ``exchanges`` those in which a fragment was exchanged.
-        - ``every`` is the period now.
-        - ``*_per_step`` are per local step, and ``step_s`` is the median time from one exchange to
-          the next divided by the steps between them.
+        - ``steps`` counts local steps, and ``exchanges`` those that exchanged a fragment.
+        - ``every`` is the present period.
+        - ``*_per_step`` are per local step. ``step_s`` is the median time between two exchanges
+          over the steps between them.
         """
         self.synchronize()
         found, steps = super().stats(), self._local_step - self._counted_from
@@ -211,12 +212,11 @@ class LocalSteps(Handle):
         return super().residuals()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank's local steps; save one file for each rank.
+        """The state of this rank's local steps: save one file a rank.
 
-        It holds anchors, outer optimizer, residuals, the place in the period and means that have
-        not taken effect yet. It also holds this rank's parameters, which are no other rank's
-        between two exchanges, and which ``load_state_dict`` puts in place. Buffers and the
-        optimizer inside are to be saved beside it, for each rank too.
+        It holds anchors, outer optimizer, residuals, the place in the period, means on their way,
+        and this rank's parameters, which ``load_state_dict`` restores. Save buffers and the inner
+        optimizer beside it, for each rank too.
         """
         saved = super().state_dict()
         arriving = {name: mean.clone() for name, mean in self._arriving.items()}

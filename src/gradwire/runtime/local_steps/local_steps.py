@@ -16,22 +16,6 @@ numbers of steps do not end together; train in bfloat16, which needs no scaler.
 
 A ``DistributedDataParallel`` model, such as a framework makes, exchanges nothing itself until
 ``detach()``. Call ``end_period()`` before that, as DDP expects the same parameters on all ranks.
-
->>> import torch
->>> import gradwire as gw
->>> model = torch.nn.Linear(4, 2)
->>> optimizer = torch.optim.AdamW(model.parameters())
->>> handle = gw.local_steps(model, optimizer, gw.compress.uniform(bitwidth=4), every=10)
->>> for step in range(25):
-...     optimizer.zero_grad()
-...     model(torch.randn(8, 4)).square().mean().backward()
-...     optimizer.step()
->>> handle.stats()["steps"], handle.stats()["exchanges"]
-(25, 2)
->>> handle.end_period()  # on all ranks, which now have the same parameters
->>> torch.equal(handle.anchors()["weight"], model.weight)
-True
->>> handle.detach()
 """
 
 from __future__ import annotations
@@ -87,30 +71,61 @@ def local_steps(
     trace_steps: int = 4,
     checksums: bool = False,
 ) -> LocalSteps:
-    """Lets every rank train ``model`` by itself, and exchanges what all have learnt now and then.
+    """Lets ranks train alone, and exchanges what they have learnt once in ``every`` steps.
 
-    The training loop stays as it is on one rank. After each ``every``-th ``optimizer.step()`` ranks
-    exchange pseudo-gradients by ``exchange``, as ``attach`` does gradients. A pseudo-gradient is
-    the anchor, which is where the parameter was after the last exchange, less the parameter. The
-    optimizer that ``outer`` makes of the anchors steps them with the mean, and parameters go on
-    from there. The default is DiLoCo's, ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9,
-    nesterov=True)``; with ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD).
+    The loop stays as it is on one rank. After each ``every``-th ``optimizer.step()`` ranks exchange
+    pseudo-gradients. A pseudo-gradient is the anchor (the parameter after the last exchange) minus
+    the parameter. The outer optimizer steps anchors by the mean, and training goes on from there.
+    All ranks pass the same arguments and make as many steps.
 
-    With ``every="auto"`` the period is chosen while the model trains: the shortest one, of 4 to 32
-    steps between exchanges, at which these keep ranks waiting for no more than a tenth of the time.
-    It begins with 4, is chosen after a few exchanges from what all ranks measured, and looked at
-    again every 16. Short periods want a small slow momentum: ``outer=functools.partial(
-    torch.optim.SGD, lr=1.0, momentum=0.4)``.
+    Args:
+        model: A module, or a DDP model, which then exchanges nothing itself.
+        optimizer: The optimizer that the loop steps.
+        exchange: A compressor, an exchange, or a name.
+        every: Local steps between two exchanges. "auto" chooses 4 to 32: the shortest period at
+            which ranks wait for at most a tenth of the time.
+        outer: A function that makes the outer optimizer of anchors. The default is DiLoCo's,
+            ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``. With
+            ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD). Short periods want
+            ``lr=1.0, momentum=0.4``.
+        fragments: The number of parts of the model, which are exchanged in turn: one every
+            ``every`` / ``fragments`` steps.
+        delay: Local steps from the launch of a fragment until its mean takes effect. It is less
+            than the steps between two launches.
+        mixing: The share of the local parameter that stays when its mean takes effect. The default
+            is 0.5 with a delay, and 0 without.
+        group: As for ``attach``.
+        mesh: As for ``attach``.
+        bucket_cap_mb: As for ``attach``.
+        num_channels: As for ``attach``.
+        compress_if: As for ``attach``.
+        timeout: As for ``attach``.
+        trace_steps: As for ``attach``.
+        checksums: As for ``attach``.
 
-    With ``fragments`` the model is cut into so many runs of parameters, which take turns: one is
-    exchanged every ``every`` / ``fragments`` steps. With ``delay`` ranks train on while a fragment
-    travels, and its mean takes effect so many steps after its launch, fewer than lie between two
-    launches. A parameter becomes ``mixing`` times itself plus 1 - ``mixing`` times its anchor, so 0
-    drops what it has learnt since the launch. The default is 0.5 with a delay, and 0 without.
+    Returns:
+        The handle. Call its ``end_period()`` before evaluation and at the end of training.
 
-    The other arguments are those of ``attach``; all ranks pass the same, and make as many steps. A
-    rank that is lost, or ``timeout`` late, is named by ``RankFailed``, which ``optimizer.step()``
-    raises. Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
+    Raises:
+        InvalidSetting: A value is not accepted.
+        RanksDiffer: Ranks passed different models or settings.
+        RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or ``timeout`` late.
+
+    >>> import torch
+    >>> import gradwire as gw
+    >>> model = torch.nn.Linear(4, 2)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> handle = gw.local_steps(model, optimizer, gw.compress.uniform(bitwidth=4), every=10)
+    >>> for step in range(25):
+    ...     optimizer.zero_grad()
+    ...     model(torch.randn(8, 4)).square().mean().backward()
+    ...     optimizer.step()
+    >>> handle.stats()["steps"], handle.stats()["exchanges"]
+    (25, 2)
+    >>> handle.end_period()  # on all ranks, which now have the same parameters
+    >>> torch.equal(handle.anchors()["weight"], model.weight)
+    True
+    >>> handle.detach()
     """
     given = exchange, None, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps
     settings = Settings(*given, checksums=checksums)
@@ -149,7 +164,7 @@ class _Locally(Attachment):
             raise invalid("exchange", given, accepted, remedy)
         if has_dtensors(params):
             remedy = "call gw.attach, or train a model that is whole on each rank"
-            raise invalid("model", "one of DTensors", "plain parameters", remedy)
+            raise invalid("model", "one with DTensors", "one with plain parameters", remedy)
         refuse_complex(
             params, "under local_steps", "call gw.attach, or keep real and imaginary parts"
         )

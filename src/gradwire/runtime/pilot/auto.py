@@ -69,14 +69,21 @@ _MOST_REVIEWED = 24
 
 @dataclass(frozen=True, kw_only=True)
 class auto(Pilot):
-    """Chooses a plan while the model trains, and changes it when the network does.
+    """Chooses a plan while the model trains, and changes it when the network changes.
 
-    ``fidelity`` says what may become of gradients, as for the planner of the same name: "exact",
-    "half", "safe" or "any". ``measured_steps`` are the most dense steps in which layers are
-    measured, after three more; on a slow link there are fewer of both. Every ``review_steps`` ranks
-    compare what a step takes, or every 24 where steps are short. A plan that gains little is
-    compared with dense steps at once, any other one ``trial_steps`` after it began; each later
-    comparison comes twice as long after the one before.
+    ``gw.attach(model, "auto")`` uses the defaults.
+
+    Args:
+        fidelity: What may happen to gradients. "exact" allows no loss, "half" 16 bits, "safe"
+            compressors that trained to 1.01 of the dense loss, and "any" all of them.
+        measured_steps: The most dense steps in which layers are measured, after three of warm-up.
+        review_steps: Steps between two comparisons of step times among ranks. Short steps are
+            compared every 24.
+        trial_steps: Steps until a plan is compared with dense steps. Each later comparison comes
+            after twice as many. A plan with a small gain is compared at once.
+
+    Raises:
+        InvalidSetting: A value is out of range.
 
     >>> auto(fidelity="half")
     auto(fidelity='half', measured_steps=6, review_steps=8, trial_steps=128)

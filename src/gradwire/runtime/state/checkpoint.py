@@ -242,7 +242,7 @@ def loaded(
     if lost := sorted({*whole} - {message.key for message in messages}):
         _log.warning(
             "gradients travel in other messages than where this state was saved (%s): what was "
-            "kept of a whole message, such as the step of random numbers, starts afresh",
+            "kept of a whole message, such as the step of random numbers, starts anew",
             lost[0],
         )
     return states

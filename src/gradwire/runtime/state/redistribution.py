@@ -22,22 +22,34 @@ _SHARED = ("algorithm", "world_size", "ranks_per_host", "saved_by", "step", "run
 def redistribute(
     state_dicts: Sequence[dict[str, Any]], world_size: int, ranks_per_host: int = 1
 ) -> list[dict[str, Any]]:
-    """State for ``world_size`` ranks from the state_dicts of all old ranks.
+    """Makes states for another number of ranks from the states of all old ranks.
 
-    Residuals are kept: old rank j's go to new rank j mod world_size, scaled by new / old world
-    size, because a mean over W ranks delivers 1/W of a residual. Velocity, and every field with a
-    value for each element, is shared out in the same way, so its mean over ranks stays the same.
-    Where hosts have, or had, several ranks (``attach(mesh=)``), hosts count instead of ranks: the
-    shares that an old host's ranks have kept are put together, and every rank of a new host gets
-    all of them, of which it loads its own share.
-    State that is not per element is taken from the old rank of the same number (modulo the old
-    number of ranks), or starts afresh where it has another length among the new ranks. Between two
-    exchanges of local steps every new rank goes on from the mean of the old ranks' parameters, so
-    the mean of their pseudo-gradients stays the same.
+    No residual is lost. Old rank j's residual goes to new rank j mod ``world_size``, times new over
+    old number of ranks, because a mean over W ranks delivers 1/W of it. Velocities, and other state
+    with a value for each element, go the same way. Other state comes from the old rank of the same
+    number, or starts anew where its length differs. On hosts of several ranks hosts count in place
+    of ranks. Between two exchanges of local steps each new rank starts from the mean of the old
+    ranks' parameters.
 
-    Raises ``InvalidSetting`` where the state_dicts are not those of all old ranks of one group, or
-    one of them is damaged; it names the rank and the parameter. Raises ``RanksDiffer`` where they
-    are not of one step of one run.
+    Args:
+        state_dicts: What ``handle.state_dict()`` returned on each old rank.
+        world_size: The new number of ranks.
+        ranks_per_host: The new number of ranks a host, where ``attach(mesh=)`` is used.
+
+    Returns:
+        A state for each new rank, in rank order.
+
+    Raises:
+        InvalidSetting: A state is missing or damaged. The message names rank and parameter.
+        RanksDiffer: The states are of different steps or runs.
+
+    >>> import gradwire as gw
+    >>> from torch import nn
+    >>> handle = gw.attach(nn.Linear(4, 2), "topk")
+    >>> states = redistribute([handle.state_dict()], world_size=2)
+    >>> [state["rank"] for state in states]
+    [0, 1]
+    >>> handle.detach()
     """
     if type(world_size) is not int or world_size < 1:
         remedy = "pass the new number of ranks"

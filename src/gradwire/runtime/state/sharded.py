@@ -88,9 +88,9 @@ def sharded_state(
     """
     if saved["ranks_per_host"] > 1 or "outer" in saved or has_pilot:
         raise InvalidSetting(
-            "sharded_state() is of gw.attach with an exchange or a plan, and without mesh=: shares "
-            "of hosts, local steps and what a pilot has chosen have not the parameters' shapes; "
-            "save what gather_state() returns on rank 0, or state_dict() on each rank"
+            "sharded_state() needs gw.attach with an exchange or a plan, and without mesh=: state "
+            "of hosts' shares, local steps and 'auto' does not have the parameters' shapes; save "
+            "what gather_state() returns on rank 0, or state_dict() on each rank"
         )
     if owners.part[1] == 1 and saved["shard"] not in ("", "part 0 of 1"):
         remedy = "save a file a rank, by state_dict()"

@@ -322,7 +322,7 @@ class Log:
         try:
             self._write(step, named)
         except Exception as error:  # a full disk, or a lost connection, ends no training
-            _log.warning("nothing more is logged, as step %d could not be: %r", step, error)
+            _log.warning("logging ends, because step %d could not be logged: %r", step, error)
             return False
         return True
 

@@ -59,8 +59,8 @@ def _lanes(one: PlannedMessage, index: int, exchange: Exchange, is_away: bool) -
     """The lanes of what is not encoded at the launch of a message, which may be on a device."""
     if is_away and one.early and not exchange.offloads:
         raise InvalidSetting(
-            f"message {index} has {one.early[0]!r} encoded early, which is by the host, of a "
-            f"gradient on a device, and {exchange!r} cannot; plan it inline"
+            f"message {index} encodes {one.early[0]!r} early, on the host, but its gradient is on "
+            f"a device and {exchange!r} cannot do that; plan it inline"
         )
     early = dict.fromkeys(one.early, OFFLOAD if is_away else COMPUTE)
     return dict.fromkeys(one.inline, INLINE) | early
@@ -90,7 +90,7 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
             for (name, param), dtype in zip(params, dtypes, strict=True)
         )
     except ValueError as error:
-        raise InvalidSetting(f"no plan can carry this model: {error}") from None
+        raise InvalidSetting(f"this model cannot use a plan: {error}") from None
     layer = Layer(name="all", tensors=tensors, forward_s=0.0, backward_s=0.0)
     check(plan, Profile(model=plan.model, source="attached", batch_size=1, layers=(layer,)))
     refuse_cuts(plan, {name: param.numel() for name, param in params})

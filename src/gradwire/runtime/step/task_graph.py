@@ -8,8 +8,7 @@ that waits for a peer does not hold up the others; the graph grows as the messag
 task may be begun in the thread that freed it and end in another, so that no thread is woken up only
 to wait for it. HiPress also joins encodes that wait in one queue. Here a plan, or
 `default_fusion`, puts such gradients into one message, with one call of the codec. Joining encodes
-of several messages as well would save a tenth of that at most, as few wait at one time
-(docs/measured.md).
+of several messages as well would save a tenth of that at most, as few wait at one time.
 """
 
 from __future__ import annotations

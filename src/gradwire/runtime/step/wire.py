@@ -235,9 +235,9 @@ class LastVerbs:
             folder.mkdir(parents=True, exist_ok=True)
             write_anew(path, json.dumps({**told, "verbs": verbs}, indent=1))
         except OSError as failed:
-            _log.warning("the record of the last verbs cannot be written: %s", failed)
+            _log.warning("the record of the last operations cannot be written: %s", failed)
             return None
-        error.add_note(f"the last verbs of rank {rank} stand in {path}")
+        error.add_note(f"the last operations of rank {rank} are in {path}")
         return path
 
 
