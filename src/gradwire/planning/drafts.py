@@ -24,23 +24,15 @@ from ..contract import Exchange
 from ..contract.spec import CHUNK_ALIGNMENT
 from ..errors import InvalidSetting
 from ..exchange.two_level import on_hosts
+from .closed_form import backward_ends, carry
 from .data.cluster import Cluster
 from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from .data.profile import Profile, ProfiledTensor
 from .default_fusion import DEFAULT_CHANNELS, default_messages
 from .exchanges import exchange_of_setting
-from .simulation.clock import (
-    UNHINDERED,
-    ByPriority,
-    FixedOrder,
-    backward_ends,
-    carry,
-    forward_times,
-)
-from .simulation.events import Traffic, play
-from .simulation.pace import Pace, missing_s
-from .simulation.representative import MANY, MessageParts, parts_between, supersteps_of_parts
-from .simulation.supersteps import MOST_PLAYED, Tariff
+from .simulation.clock import Iteration
+from .simulation.representative import MANY, parts_between, supersteps_of_parts
+from .simulation.supersteps import MOST_PLAYED, Superstep, Tariff, all_reduce
 
 # ---- drafts ------------------------------------------------------------------------------------
 
@@ -148,9 +140,12 @@ class Blend:
         ready_s = [self.ends_s[layer] for layer in urgency]
         costs = []
         for one in found:
-            parts = self._parts(one)
-            costs.append((parts.before_s + parts.latency_s, parts.work_s + parts.after_s))
-        carried = carry(ByPriority(ready_s, urgency), costs, draft.credit)
+            supersteps = self._supersteps(one)
+            (joint,) = (price for step in supersteps for price in step.wire)
+            first_s = sum(work.seconds for work in supersteps[0].works)
+            last_s = sum(work.seconds for work in supersteps[-1].works)
+            costs.append((first_s + joint.price.latency_s, joint.price.work_s + last_s))
+        carried = carry(ready_s, costs, draft.credit, urgency=urgency)
         return [found[place] for place in carried.order]
 
     @cached_property
@@ -246,47 +241,32 @@ class Blend:
     def _first_layer(self, message: DraftedMessage) -> int:
         return self.tensors[message.ranges[-1].place][1]
 
-    def _parts(self, message: DraftedMessage) -> MessageParts:
+    def _size(self, message: DraftedMessage) -> tuple[int, int]:
+        """The elements of a message, and its bytes."""
         numel = sum(one.numel for one in message.ranges)
         first = self.tensors[message.ranges[0].place][0]
-        if message.exchange != DENSE:
-            return parts_between(self.exchange, numel, getattr(torch, first.dtype), self.tariff)
-        size_bytes = numel * (first.size_bytes // first.numel)
-        latency_s, work_s = self.cluster.parts_s("all_reduce", size_bytes)
-        sent_bytes = self.cluster.wire_bytes(size_bytes)
-        return MessageParts(0.0, 0.0, latency_s, work_s, 0.0, sent_bytes, 1.0)
+        return numel, numel * (first.size_bytes // first.numel)
+
+    def _supersteps(self, message: DraftedMessage) -> tuple[Superstep, ...]:
+        numel, size_bytes = self._size(message)
+        if message.exchange == DENSE:
+            return (all_reduce(size_bytes, self.cluster),)
+        dtype = getattr(torch, self.tensors[message.ranges[0].place][0].dtype)
+        return supersteps_of_parts(parts_between(self.exchange, numel, dtype, self.tariff))
 
     def seconds(self, draft: Draft) -> float:
         """About what ``price.iteration_s`` says of the draft's plan."""
         messages = self.messages(draft)
-        ready_s = [self.ends_s[self._first_layer(one)] for one in messages]
-        every = [self._parts(one) for one in messages]
-        if all(one.exchange == DENSE for one in messages):
-            costs = [(parts.latency_s, parts.work_s) for parts in every]
-            end_s, pace = carry(FixedOrder(ready_s), costs, draft.credit).end_s, UNHINDERED
-        else:
-            supersteps, beside = [supersteps_of_parts(one) for one in every], self.cluster.beside
-            labels = [""] * len(every)
-            played = play(Traffic([supersteps], [ready_s], labels, draft.credit, beside=beside))
-            end_s, pace = played.end_s[0], Pace.of(played.spans, beside)
-        may_start_s = [pace.end_s(0.0, self.ends_s[0])] * len(self.profile.layers)
-        for one, ended_s in zip(messages, end_s, strict=True):
-            layers = {self.tensors[place][1] for place, _, _ in one.ranges}
-            for layer in layers if draft.overlap_forward else (0,):
-                may_start_s[layer] = max(may_start_s[layer], ended_s)
-        forward_s = [layer.forward_s for layer in self.profile.layers]
-        last_s = forward_times(forward_s, may_start_s, pace)[1][-1]
-        return last_s + self._missing_s(last_s, every)
-
-    def _missing_s(self, end_s: float, every: Sequence[MessageParts]) -> float:
-        """Seconds by which messages of these parts need more of a rank's cores than it has."""
-        own_s = self.ends_s[0] + self.profile.forward_s + sum(one.computing_s for one in every)
-        carried_s = sum(
-            one.num_verbs * self.cluster.busy_s(one.sent_bytes / one.num_verbs)
-            for one in every
-            if one.num_verbs
+        iteration = Iteration(
+            self.profile,
+            self.cluster,
+            [{self.tensors[place][1] for place, _, _ in one.ranges} for one in messages],
+            draft.credit,
+            draft.overlap_forward,
+            [0] * len(messages),
+            [""] * len(messages),
         )
-        return missing_s(end_s, own_s, carried_s, self.cluster)
+        return iteration.timings([[self._supersteps(one) for one in messages]])[0].iteration_s
 
     def plan(self, draft: Draft) -> Plan:
         """The plan of a draft."""

@@ -17,8 +17,6 @@ from ...contract import Exchange
 from ...contract.shapes_only import RecordedVerbs, record
 from ...contract.spec import TensorSpec, squarest
 from ...contract.verbs import Recv, Send
-from ..data.cluster import Cluster
-from .demand import Demand, exchanges_on, without_encodes
 from .events import Traffic, play
 from .supersteps import (
     MOST_PLAYED,
@@ -145,11 +143,6 @@ class MessageParts(NamedTuple):
     num_verbs: float = 0.0
     """The supersteps in which it is on the wire."""
 
-    @property
-    def computing_s(self) -> float:
-        """Seconds of all its computations."""
-        return self.before_s + self.beside_s + self.after_s
-
 
 @lru_cache(maxsize=4096)
 def parts_between(
@@ -173,17 +166,15 @@ def parts_between(
 def _parts_at(exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff) -> MessageParts:
     if tariff.num_ranks == 1:
         return MessageParts(0.0, 0.0, 0.0, 0.0, 0.0)
-    shapes = squarest(numel) if exchange.keeps_whole else ()
+    spec = TensorSpec("", numel, dtype, squarest(numel) if exchange.keeps_whole else ())
     before_s = beside_s = latency_s = work_s = after_s = 0.0
-    all_bytes = num_verbs = 0
-    for works, wire, sent_bytes in supersteps_of_rank(
-        exchange, TensorSpec("", numel, dtype, shapes), tariff
-    ):
-        seconds = sum(work.seconds for work in works)
-        if wire:
-            latency, work = alone_on(wire)
+    all_bytes = num_verbs = 0.0
+    for one in supersteps_of_rank(exchange, spec, tariff):
+        seconds = sum(work.seconds for work in one.works)
+        if one.wire:
+            latency, work = alone_on(one.wire)
             latency_s, work_s = latency_s + latency, work_s + work
-            all_bytes, num_verbs = all_bytes + sent_bytes, num_verbs + 1
+            all_bytes, num_verbs = all_bytes + one.sent_bytes, num_verbs + 1
             beside_s += seconds
         elif num_verbs:
             after_s += seconds
@@ -197,20 +188,12 @@ def supersteps_of_parts(parts: MessageParts) -> tuple[Superstep, ...]:
     joint = Joint("estimate", (), 0, Price(parts.latency_s, parts.work_s))
     return (
         Superstep((Work("encode", parts.before_s),), (), 0),
-        Superstep((Work("beside", parts.beside_s),), (joint,), 0),
+        Superstep((Work("beside", parts.beside_s),), (joint,), parts.sent_bytes, parts.num_verbs),
         Superstep((Work("decode", parts.after_s),), (), 0),
     )
 
 
 # ---- the representative rank -------------------------------------------------------------------
-
-
-def supersteps_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Superstep, ...]]:
-    """The representative rank's supersteps, one entry for each message."""
-    exchanges = exchanges_on(demand.plan, cluster)
-    tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
-    every = [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
-    return without_encodes(every, demand)
 
 
 @lru_cache(maxsize=4096)
@@ -263,13 +246,14 @@ def _joint(superstep: Superstep, took_s: float) -> Joint:
     Its links are in use as long as the busier of the two directions is.
     """
     work_s = min(took_s, alone_on(superstep.wire).work_s)
-    return Joint(superstep.name, (), superstep.sent_bytes, Price(took_s - work_s, work_s))
+    return Joint(superstep.name, (), int(superstep.sent_bytes), Price(took_s - work_s, work_s))
 
 
 def _merged(before: Superstep, after: Superstep) -> Superstep:
     (one,), (other,) = before.wire, after.wire
     names = dict.fromkeys(f"{before.name}+{after.name}".split("+"))
     price = Price(*map(sum, zip(one.price, other.price, strict=True)))
-    size_bytes = before.sent_bytes + after.sent_bytes
+    size_bytes = one.size_bytes + other.size_bytes
     joint = Joint("+".join(names), (), size_bytes, price)
-    return Superstep((*before.works, *after.works), (joint,), size_bytes)
+    num_verbs = before.num_verbs + after.num_verbs
+    return Superstep((*before.works, *after.works), (joint,), size_bytes, num_verbs)
