@@ -14,10 +14,10 @@ from typing import NamedTuple
 from gradwire.contract import Exchange
 from gradwire.contract.spec import TensorSpec, squarest
 from gradwire.contract.trace.span import Span, Trace
-from gradwire.planning.closed_form import NEVER
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.simulation.closed_form import NEVER
 from gradwire.planning.simulation.network import Flow, Network
 
 SLACK = 1e-9

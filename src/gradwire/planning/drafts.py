@@ -24,13 +24,13 @@ from ..contract import Exchange
 from ..contract.spec import CHUNK_ALIGNMENT
 from ..errors import InvalidSetting
 from ..exchange.two_level import on_hosts
-from .closed_form import backward_ends, carry
 from .data.cluster import Cluster
 from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from .data.profile import Profile, ProfiledTensor
 from .default_fusion import DEFAULT_CHANNELS, default_messages
 from .exchanges import exchange_of_setting
 from .simulation.clock import Iteration
+from .simulation.closed_form import backward_ends, carry
 from .simulation.representative import MANY, parts_between, supersteps_of_parts
 from .simulation.supersteps import MOST_PLAYED, Superstep, Tariff, all_reduce
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .buckets import Bucket
-from .closed_form import backward_ends
 from .data.cluster import Cluster
 from .data.plan import PlannedMessage
 from .data.profile import Profile
+from .simulation.closed_form import backward_ends
 
 # ---- the two phases ----------------------------------------------------------------------------
 

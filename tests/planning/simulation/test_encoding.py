@@ -12,8 +12,6 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.explain import explain
-from gradwire.planning.exposed import Account
 from gradwire.planning.fusion import NOTHING, SparseCost, arrivals, best_fusion
 from gradwire.planning.simulation.clock import (
     Iteration,
@@ -27,6 +25,8 @@ from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.omgs import omgs
+from gradwire_lab.planning.account import Account
+from gradwire_lab.planning.explain import explain
 from tests.laws.fusion_laws import last_s
 from tests.laws.sim_laws import law_one_rank_stands_for_all
 from tests.laws.trace_laws import laws_of

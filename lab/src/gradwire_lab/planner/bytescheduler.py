@@ -17,11 +17,11 @@ from functools import partial
 
 from gradwire.errors import invalid
 from gradwire.planning.buckets import buckets, check_bytes, check_credit
-from gradwire.planning.closed_form import backward_ends, carry
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner_settings import SIZES, WholeNumbers
+from gradwire.planning.simulation.closed_form import backward_ends, carry
 
 LANES = WholeNumbers(1, 8)
 """Numbers of messages at once. Each is a channel: a process group with its own connections."""

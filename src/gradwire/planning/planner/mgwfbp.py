@@ -13,10 +13,10 @@ Order: backward; the next forward starts when all communication has ended.
 from __future__ import annotations
 
 from ..buckets import Bucket, buckets, whole_buckets
-from ..closed_form import backward_ends
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
+from ..simulation.closed_form import backward_ends
 
 
 def mgwfbp(profile: Profile, cluster: Cluster) -> Plan:

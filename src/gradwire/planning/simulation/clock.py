@@ -13,11 +13,11 @@ from ...contract.spec import TensorSpec
 from ...contract.trace.span import Span
 from ...exchange.two_level import on_hosts
 from ..check import check
-from ..closed_form import forward_times
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
 from ..exchanges import exchanges_of, planned_spec, refuse_cuts, refuse_encodes
+from .closed_form import forward_times
 from .events import Traffic, play
 from .network import HAIR
 from .representative import alone
@@ -252,7 +252,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a plan asks of the network for one profile and cluster."""
+    """The demand of a plan on the network, for one profile and cluster."""
 
     plan: Plan
     iteration: Iteration

@@ -22,7 +22,7 @@ from ...contract.travel import members
 from ...contract.units import format_bytes
 from ...contract.verbs import Among
 from ...errors import Deadlock, InvalidSetting
-from ..closed_form import NEVER, carry
+from .closed_form import NEVER, carry
 from .network import HAIR, Network
 from .supersteps import Hop, Joint, Superstep, Work
 

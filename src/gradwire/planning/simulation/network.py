@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..closed_form import NEVER
+from .closed_form import NEVER
 
 Side = int
 """Rank r transmits on side r and receives on side ~r."""

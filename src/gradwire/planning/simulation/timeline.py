@@ -104,7 +104,7 @@ def _factor(draw: random.Random, jitter: float) -> float:
 
 
 def _spans(timing: Timing, layers: tuple[Layer, ...], rank: int, slowness: float) -> Iterator[Span]:
-    """What one rank does; behind the backward of each layer comes what is encoded there."""
+    """The spans of one rank; behind the backward of each layer comes what is encoded there."""
     yield from timing.spans
     encoded: dict[int, list[Encode]] = {}
     for one in timing.inline:

@@ -8,7 +8,7 @@ Differences from the paper: none at credit 1; blocks of any size cost what their
     delta t (equation 8) is not needed.
 
 Planners decide by these functions. The simulator uses them wherever all messages are all-reduces
-of one rank that stands for all, and ``simulation/events.py`` agrees with them everywhere else.
+of one rank that stands for all, and ``events.py`` agrees with them everywhere else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from .data.profile import Profile
+from ..data.profile import Profile
 
 NEVER = float("inf")
 
