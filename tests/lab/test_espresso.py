@@ -24,7 +24,7 @@ from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.espresso import _Lanes as espresso_lanes
 from gradwire_lab.planner.espresso import espresso
-from gradwire_lab.planning.lanes import TimedMessage, end_of, link_times
+from gradwire_lab.planning.lanes import TimedMessage, end_of, link_ends
 from tests.planning.profiles import profiles
 from tests.strategies import bounded
 
@@ -192,7 +192,7 @@ def test_link_and_lane_by_hand() -> None:
         TimedMessage(1, ((1, 3.0),), 1.0),
         TimedMessage(2, (), 4.0),
     ]
-    assert link_times(ready_s, messages) == ([3.0, 6.0, 7.0], [4.0, 7.0, 11.0])
+    assert list(link_ends(ready_s, messages)) == [4.0, 7.0, 11.0]
     assert end_of(ready_s, messages) == 11.0
     assert end_of([1.0, 2.0, 20.0], messages[:2]) == 20.0
 

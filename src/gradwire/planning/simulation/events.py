@@ -148,8 +148,8 @@ class _Course:
     is_launched: bool = False
     at: int = -1
     num_open: int = 1
-    """What its next superstep waits for: the launch and the computations before it, then the
-    computations of the present superstep, and its wire as one."""
+    """Events before its next superstep: its launch, computations that are not done, and its wire
+    as one."""
     num_wire: int = 0
     """Verbs of its wire that are not done."""
     is_waiting: bool = False
