@@ -141,9 +141,8 @@ class Blend:
         costs = []
         for one in found:
             supersteps = self._supersteps(one)
-            (joint,) = (price for step in supersteps for price in step.wire)
-            first_s = sum(work.seconds for work in supersteps[0].works)
-            last_s = sum(work.seconds for work in supersteps[-1].works)
+            (joint,) = (verb for step in supersteps for verb in step.wire)
+            first_s, last_s = (sum(w.seconds for w in supersteps[at].works) for at in (0, -1))
             costs.append((first_s + joint.price.latency_s, joint.price.work_s + last_s))
         carried = carry(ready_s, costs, draft.credit, urgency=urgency)
         return [found[place] for place in carried.order]
@@ -241,17 +240,13 @@ class Blend:
     def _first_layer(self, message: DraftedMessage) -> int:
         return self.tensors[message.ranges[-1].place][1]
 
-    def _size(self, message: DraftedMessage) -> tuple[int, int]:
-        """The elements of a message, and its bytes."""
+    def _supersteps(self, message: DraftedMessage) -> tuple[Superstep, ...]:
         numel = sum(one.numel for one in message.ranges)
         first = self.tensors[message.ranges[0].place][0]
-        return numel, numel * (first.size_bytes // first.numel)
-
-    def _supersteps(self, message: DraftedMessage) -> tuple[Superstep, ...]:
-        numel, size_bytes = self._size(message)
         if message.exchange == DENSE:
+            size_bytes = numel * (first.size_bytes // first.numel)
             return (all_reduce(size_bytes, self.cluster),)
-        dtype = getattr(torch, self.tensors[message.ranges[0].place][0].dtype)
+        dtype = getattr(torch, first.dtype)
         return supersteps_of_parts(parts_between(self.exchange, numel, dtype, self.tariff))
 
     def seconds(self, draft: Draft) -> float:

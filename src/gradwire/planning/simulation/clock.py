@@ -16,7 +16,7 @@ from ..check import check
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
-from ..exchanges import exchanges_of, planned_spec, refuse_cuts, refuse_encodes
+from ..exchanges import planned_spec, sound_exchanges
 from .closed_form import forward_times
 from .events import Traffic, play
 from .network import HAIR
@@ -262,19 +262,19 @@ class Demand:
     It has shapes only where the exchange acts on whole tensors. Elsewhere it has none, so that
     messages of one size and dtype are priced only once.
     """
+    exchanges: dict[str, Exchange]
+    """By their names in the plan, as the cluster's hosts carry them out."""
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> Demand:
         """The demand of a plan; raises ``InvalidSetting`` if it is not sound for the profile."""
         check(plan, profile)
         tensors = {t.name: t for layer in profile.layers for t in layer.tensors}
-        refuse_cuts(plan, {name: tensor.numel for name, tensor in tensors.items()})
-        refuse_encodes(plan, tensors)
+        made = sound_exchanges(plan, tensors)
         layer_of = {t.name: i for i, layer in enumerate(profile.layers) for t in layer.tensors}
         layers = [{layer_of[c.tensor] for c in message.chunks} for message in plan.messages]
-        whole = {name for name, made in exchanges_of(plan).items() if made.keeps_whole}
         specs = [
-            planned_spec(message, tensors, is_shaped=message.exchange in whole)
+            planned_spec(message, tensors, is_shaped=made[message.exchange].keeps_whole)
             for message in plan.messages
         ]
         labels = [_label(message) for message in plan.messages]
@@ -292,33 +292,31 @@ class Demand:
             sorted(inline, key=lambda one: -one.layer),
             [one for one, is_inline in encodes if not is_inline],
         )
-        return cls(plan, iteration, specs)
+        exchanges = {name: on_hosts(one, cluster.ranks_per_host) for name, one in made.items()}
+        return cls(plan, iteration, specs, exchanges)
 
     def one_rank(self) -> Timing:
         """The times on a rank that stands for all."""
         cluster = self.iteration.cluster
-        priced = {
-            name: (exchange, Tariff.of(exchange, cluster))
-            for name, exchange in self._exchanges().items()
-        }
+        tariffs = {name: Tariff.of(self.exchanges[name], cluster) for name in self.plan.exchanges}
         every = list[tuple[Superstep, ...]]()
         for message, spec in zip(self.plan.messages, self.specs, strict=True):
             if message.exchange == DENSE:
                 every.append((all_reduce(spec.numel * spec.dtype.itemsize, cluster),))
             else:
-                exchange, tariff = priced[message.exchange]
-                every.append(without_encode(message, alone(exchange, spec, tariff)))
+                exchange = self.exchanges[message.exchange]
+                supersteps = alone(exchange, spec, tariffs[message.exchange])
+                every.append(without_encode(message, supersteps))
         return self.iteration.timings([every])[0]
 
     def all_ranks(self, slowness: Sequence[float]) -> list[Timing]:
         """The times on every rank, with a factor on each rank's computations."""
         cluster, known = self.iteration.cluster, dict[object, list[tuple[Superstep, ...]]]()
-        exchanges = self._exchanges()
+        tariffs = {name: Tariff.of(made, cluster) for name, made in self.exchanges.items()}
         every: list[list[tuple[Superstep, ...]]] = [[] for _ in slowness]
         turns = turns_of(message.exchange for message in self.plan.messages)
         for message, spec, turn in zip(self.plan.messages, self.specs, turns, strict=True):
-            exchange = exchanges[message.exchange]
-            tariff = Tariff.of(exchange, cluster)
+            exchange, tariff = self.exchanges[message.exchange], tariffs[message.exchange]
             own_turn = turn if takes_turns(exchange, spec, tariff) else 0
             key = message.exchange, spec, own_turn
             if key not in known:  # messages of one size and exchange are alike but for their turn
@@ -326,11 +324,6 @@ class Demand:
             for own, supersteps in zip(every, known[key], strict=True):
                 own.append(without_encode(message, supersteps))
         return self.iteration.timings(every, slowness)
-
-    def _exchanges(self) -> dict[str, Exchange]:
-        """The exchanges that the plan names, as the cluster's hosts carry them out."""
-        count = self.iteration.cluster.ranks_per_host
-        return {name: on_hosts(made, count) for name, made in exchanges_of(self.plan).items()}
 
 
 def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
