@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from gradwire.cli.commands.plan import message_rows
 
 from gradwire.contract.registry import load, names
 from gradwire.planning.buckets import buckets
@@ -18,6 +17,7 @@ from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_bench.cli.simulate import ModelOnCluster
+from gradwire_lab.cli.plan import message_rows
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.laws.planners import Planner
 from gradwire_lab.planning.explain import alternatives, explain

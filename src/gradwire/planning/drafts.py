@@ -31,7 +31,7 @@ from .default_fusion import DEFAULT_CHANNELS, default_messages
 from .exchanges import exchange_of_setting
 from .simulation.clock import Iteration
 from .simulation.closed_form import backward_ends, carry
-from .simulation.representative import MANY, parts_between, supersteps_of_parts
+from .simulation.representative import MANY, estimate
 from .simulation.supersteps import MOST_PLAYED, Superstep, Tariff, all_reduce
 
 # ---- drafts ------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Blend:
         if self.cluster.num_ranks > MOST_PLAYED or (is_cut and keeps_whole):
             return False
         try:
-            parts_between(self.exchange, 64, torch.float32, self.tariff)
+            estimate(self.exchange, 64, torch.float32, self.tariff)
         except InvalidSetting:
             return False
         return True
@@ -246,8 +246,7 @@ class Blend:
         if message.exchange == DENSE:
             size_bytes = numel * (first.size_bytes // first.numel)
             return (all_reduce(size_bytes, self.cluster),)
-        dtype = getattr(torch, first.dtype)
-        return supersteps_of_parts(parts_between(self.exchange, numel, dtype, self.tariff))
+        return estimate(self.exchange, numel, getattr(torch, first.dtype), self.tariff)
 
     def seconds(self, draft: Draft) -> float:
         """About what ``price.iteration_s`` says of the draft's plan."""
