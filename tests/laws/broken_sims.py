@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,37 +18,34 @@ from tests.laws import sim_laws as laws
 class GivesEveryoneAll(Network):
     """No contention."""
 
-    def _fill(self, flows: list[Flow], sides: list[int]) -> None:
-        for flow in flows:
-            self._set_share(flow, 1.0)
+    def _shares(self) -> dict[Flow, float]:
+        return dict.fromkeys(self._flows, 1.0)
 
 
 class WastesHalf(Network):
-    def _fill(self, flows: list[Flow], sides: list[int]) -> None:
-        super()._fill(flows, sides)
-        for flow in flows:
-            self._set_share(flow, flow.share / 2)
+    def _shares(self) -> dict[Flow, float]:
+        return {flow: share / 2 for flow, share in super()._shares().items()}
 
 
 class FirstComeFirstServed(Network):
     """Who comes later gets what others leave of its sides, were it next to nothing."""
 
-    def _fill(self, flows: list[Flow], sides: list[int]) -> None:
-        left = dict.fromkeys(sides, 1.0)
-        for flow in flows:
-            share = max(1e-3, min(left[side] for side in flow.sides) * 0.75)
-            for side in flow.sides:
-                left[side] -= share
-            self._set_share(flow, share)
+    def _shares(self) -> dict[Flow, float]:
+        left: dict[int, float] = defaultdict(lambda: 1.0)
+        shares = {}
+        for flow in self._flows:
+            sides = flow.sides or (0,)
+            shares[flow] = max(1e-3, min(left[side] for side in sides) * 0.75)
+            for side in sides:
+                left[side] -= shares[flow]
+        return shares
 
 
 class OneWire(Network):
     """All transfers share one wire, whoever they are between."""
 
-    def _fill(self, flows: list[Flow], sides: list[int]) -> None:
-        every = {flow: None for at in self._at.values() for flow in at}
-        for flow in every:
-            self._set_share(flow, 1 / len(every))
+    def _shares(self) -> dict[Flow, float]:
+        return dict.fromkeys(self._flows, 1 / max(1, len(self._flows)))
 
 
 class HalfDuplex(Network):
@@ -55,22 +53,19 @@ class HalfDuplex(Network):
 
     def transfer(self, src: int, dst: int, work_s: float, done: Callable[[], None]) -> Flow:
         flow = super().transfer(src, dst, work_s, done)
-        for side in flow.sides:
-            del self._at[side][flow]
         flow.sides = (src, dst)
-        for side in flow.sides:
-            self._at.setdefault(side, {})[flow] = None
-            self._changed[side] = None
         return flow
 
 
 class LosesWork(Network):
     """Whoever gets another share is forgiven half of what is left."""
 
-    def _set_share(self, flow: Flow, share: float) -> None:
-        if flow.share:
-            flow.left_s /= 2
-        super()._set_share(flow, share)
+    def _shares(self) -> dict[Flow, float]:
+        shares = super()._shares()
+        for flow, share in shares.items():
+            if flow.share and share != flow.share:
+                flow.left_s /= 2
+        return shares
 
 
 NETWORK_BITES = (

@@ -17,7 +17,8 @@ from gradwire.contract.trace.span import Span, Trace
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.simulation.network import NEVER, Flow, Network
+from gradwire.planning.simulation.closed_form import NEVER
+from gradwire.planning.simulation.network import Flow, Network
 
 SLACK = 1e-9
 """Relative; times are sums of a few hundred floats."""

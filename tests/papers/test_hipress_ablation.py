@@ -8,7 +8,7 @@ from gradwire.planning import catalogue
 from gradwire.planning.check import check
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.exchanges import refuse_encodes
+from gradwire.planning.exchanges import sound_exchanges
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_bench.schedule.replay import scaled_profile
 from papers.hipress import ablation
@@ -30,7 +30,7 @@ def test_each_plan_switches_what_it_says(model: str) -> None:
     tensors = {t.name: t for layer in small.layers for t in layer.tensors}
     for plan in plans.values():
         check(plan, small)
-        refuse_encodes(plan, tensors)
+        sound_exchanges(plan, tensors)
     default, codec, pipelining, bulk, planner = plans.values()
     assert not default.exchanges
     assert all(one.inline for one in codec.messages)

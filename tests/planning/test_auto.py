@@ -24,7 +24,6 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity
 from gradwire.planning.default_fusion import default_messages
 from gradwire.planning.exchanges import exchanges_of
-from gradwire.planning.explain import explain
 from gradwire.planning.judgement import (
     FIDELITIES,
     LOSS_OVER_DENSE,
@@ -39,6 +38,7 @@ from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.planner_settings import Planner
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planning.explain import explain
 from gradwire_lab.planning.index_sets import unit_sparsity
 from tests.arch.source import ROOT
 from tests.planning.profiles import clusters, profiles

@@ -6,21 +6,21 @@ import math
 
 import pytest
 
-from gradwire.cli.commands.plan import message_rows
 from gradwire.contract.registry import load, names
 from gradwire.planning.buckets import buckets
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.explain import alternatives, explain
 from gradwire.planning.fusion import NOTHING
 from gradwire.planning.phases import Instance, UnequalBlock
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_bench.cli.simulate import ModelOnCluster
+from gradwire_lab.cli.plan import message_rows
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.laws.planners import Planner
+from gradwire_lab.planning.explain import alternatives, explain
 from tests.laws.cases import name_of
 from tests.planning.profiles import CODECS as MEASURED
 

@@ -12,12 +12,12 @@ from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity
 from gradwire.planning.exchanges import exchanges_of
-from gradwire.planning.explain import explain
 from gradwire.planning.make_plan import plan as make_plan
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.zen import zen
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.planners import LAWS
+from gradwire_lab.planning.explain import explain
 from gradwire_lab.planning.index_sets import unit_sparsity
 from tests.planning.profiles import CODECS, exact_cluster
 

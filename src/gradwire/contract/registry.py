@@ -92,7 +92,7 @@ COMMANDS = Kind(
     "gradwire.cli.commands",
     "gradwire.commands",
     {
-        **dict.fromkeys(("check", "compll"), _LAB),
+        **dict.fromkeys(("check", "compll", "plan"), _LAB),
         **dict.fromkeys(("bench", "demo", "reproduce", "simulate", "testbed"), _BENCH),
     },
 )

@@ -7,14 +7,14 @@ says what it costs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from ..errors import InvalidSetting
-from .data.plan import DENSE, Chunk, Plan, PlannedMessage
+from .data.plan import DENSE, Plan, PlannedMessage
 from .data.profile import Profile, ProfiledTensor
 
-_Range = tuple[int, int, int]
-"""A range of a tensor: its first element, the one behind its last, and its message's number."""
+Tensors = dict[str, ProfiledTensor]
 
 
 def check(plan: Plan, profile: Profile) -> None:
@@ -26,83 +26,86 @@ def check(plan: Plan, profile: Profile) -> None:
     dependency, an order that cannot be met, doubled or lost
     elements.
     """
-    if plan.model != profile.model:
-        raise _fault(
-            plan, f"made for model {plan.model!r}, and the profile is of {profile.model!r}"
+    for fault in _faults(plan, profile):
+        raise InvalidSetting(
+            f"plan of {plan.planner!r} for {plan.model!r} cannot be used: {fault}; "
+            "plan again for this model"
         )
+
+
+def _faults(plan: Plan, profile: Profile) -> Iterator[str]:
+    """The faults of a plan; those behind the first are only faults if it were none."""
+    if plan.model != profile.model:
+        yield f"made for model {plan.model!r}, and the profile is of {profile.model!r}"
     if plan.credit < 1:
-        raise _fault(plan, f"credit {plan.credit} lets no message start; 1 or more is accepted")
+        yield f"credit {plan.credit} lets no message start; 1 or more is accepted"
     if DENSE in plan.exchanges:
-        raise _fault(plan, f"exchange {DENSE!r} is built in and cannot be defined again")
+        yield f"exchange {DENSE!r} is built in and cannot be defined again"
     tensors = {tensor.name: tensor for layer in profile.layers for tensor in layer.tensors}
-    ranges: dict[str, list[_Range]] = {name: [] for name in tensors}
+    ranges: dict[str, list[tuple[int, int, int]]] = {name: [] for name in tensors}
     for number, message in enumerate(plan.messages):
         where = f"message {number}"
         if not message.chunks:
-            raise _fault(plan, f"{where} is empty")
+            yield f"{where} is empty"
         if message.exchange != DENSE and message.exchange not in plan.exchanges:
             known = ", ".join((DENSE, *plan.exchanges))
-            what = f"{where}: unknown exchange {message.exchange!r}; there are: {known}"
-            raise _fault(plan, what)
+            yield f"{where}: unknown exchange {message.exchange!r}; there are: {known}"
+        yield from (f"{where}: {fault}" for fault in _of_chunks(message, tensors))
+        yield from (f"{where}{fault}" for fault in _of_encodes(plan, message, tensors))
         for chunk in message.chunks:
-            _check_chunk(plan, where, chunk, tensors)
             ranges[chunk.tensor].append((chunk.start, chunk.stop, number))
-        dtypes = {tensors[chunk.tensor].dtype for chunk in message.chunks}
-        if len(dtypes) > 1:
-            raise _fault(plan, f"{where} mixes dtypes: {', '.join(sorted(dtypes))}")
-        _check_encoded(plan, where, message, tensors)
-    _check_order(plan)
+    yield from _of_order(plan)
     for name, tensor in tensors.items():
-        _check_cover(plan, tensor, sorted(ranges[name]))
+        yield from _of_cover(tensor, sorted(ranges[name]))
 
 
-def _check_chunk(plan: Plan, where: str, chunk: Chunk, tensors: dict[str, ProfiledTensor]) -> None:
-    tensor = tensors.get(chunk.tensor)
-    if tensor is None:
-        raise _fault(
-            plan, f"{where}: unknown tensor {chunk.tensor!r}, which is not among those to exchange"
-        )
-    given = f"{where}: range {chunk.start}:{chunk.stop} of {chunk.tensor!r}"
-    if chunk.start >= chunk.stop:
-        raise _fault(plan, f"{given} is empty")
-    if chunk.start < 0 or chunk.stop > tensor.numel:
-        raise _fault(plan, f"{given} lies outside its {tensor.numel} elements")
+def _of_chunks(message: PlannedMessage, tensors: Tensors) -> Iterator[str]:
+    for chunk in message.chunks:
+        tensor = tensors.get(chunk.tensor)
+        if tensor is None:
+            yield f"unknown tensor {chunk.tensor!r}, which is not among those to exchange"
+            continue
+        given = f"range {chunk.start}:{chunk.stop} of {chunk.tensor!r}"
+        if chunk.start >= chunk.stop:
+            yield f"{given} is empty"
+        if chunk.start < 0 or chunk.stop > tensor.numel:
+            yield f"{given} lies outside its {tensor.numel} elements"
 
 
-def _check_encoded(
-    plan: Plan, where: str, message: PlannedMessage, tensors: dict[str, ProfiledTensor]
-) -> None:
-    """Refuses an ``inline`` or ``early`` that the message's exchange cannot keep to."""
+def _of_encodes(plan: Plan, message: PlannedMessage, tensors: Tensors) -> Iterator[str]:
+    """Mixed dtypes, and an ``inline`` or ``early`` that the message's exchange cannot keep to."""
+    dtypes = {tensors[chunk.tensor].dtype for chunk in message.chunks}
+    if len(dtypes) > 1:
+        yield f" mixes dtypes: {', '.join(sorted(dtypes))}"
     named = [*message.inline, *message.early]
     if not named:
         return
     if message.exchange == DENSE:
-        raise _fault(plan, f"{where} is dense, so {named[0]!r} is not encoded")
+        yield f" is dense, so {named[0]!r} is not encoded"
     carried = [chunk.tensor for chunk in message.chunks]
     for name in named:
         if name not in carried:
-            raise _fault(plan, f"{where}: {name!r} is to be encoded, and is not in the message")
+            yield f": {name!r} is to be encoded, and is not in the message"
         if named.count(name) > 1:
-            raise _fault(plan, f"{where}: {name!r} is to be encoded twice")
+            yield f": {name!r} is to be encoded twice"
     if plan.exchanges[message.exchange].sparsifier is None:
-        if message.early:
-            what = f"{message.early[0]!r} cannot be encoded early, before the others are there"
-            raise _fault(plan, f"{where} is encoded as one, so {what}")
-        others = [name for name in carried if name not in message.inline]
-        if others:
-            raise _fault(
-                plan,
-                f"{where} is encoded as one, so all of its tensors are encoded inline or none; "
-                f"{others[0]!r} is not",
-            )
+        early = f"{message.early[0]!r} cannot be encoded early" if message.early else ""
+        if early:
+            yield f" is encoded as one, so {early}, before the others are there"
+        for name in carried:
+            if name not in message.inline:
+                yield (
+                    " is encoded as one, so all of its tensors are encoded inline or none; "
+                    f"{name!r} is not"
+                )
         return
     for chunk in message.chunks:
         if chunk.tensor in named and chunk.numel < tensors[chunk.tensor].numel:
-            raise _fault(plan, f"{where}: {chunk.tensor!r} is to be encoded by itself, and is cut")
+            yield f": {chunk.tensor!r} is to be encoded by itself, and is cut"
 
 
-def _check_order(plan: Plan) -> None:
-    """Refuses a plan in which messages would wait for ever.
+def _of_order(plan: Plan) -> Iterator[str]:
+    """Messages that would wait for ever.
 
     A message waits for others to be launched (those before it) or to have ended (its ``after``, and
     the one before it on its lane). All of them stand before it, or nothing would move; so an order
@@ -113,43 +116,27 @@ def _check_order(plan: Plan) -> None:
     for number, other in waits:
         what = f"order that cannot be met: message {number} waits for"
         if other not in after:
-            raise _fault(plan, f"{what} message {other}; there are 0 to {len(after) - 1}")
+            yield f"{what} message {other}; there are 0 to {len(after) - 1}"
         if other == number:
-            raise _fault(plan, f"{what} itself")
-    ahead = [(number, other) for number, other in waits if other > number]
-    if not ahead:
-        return
-    try:
-        TopologicalSorter(after).prepare()
-    except CycleError as error:
-        way = " waits for ".join(f"message {number}" for number in reversed(error.args[1]))
-        raise _fault(plan, f"cyclic dependency: {way}") from None
-    number, other = ahead[0]
-    what = f"order that cannot be met: message {number} waits for message {other}"
-    raise _fault(plan, f"{what}, which is launched after it")
+            yield f"{what} itself"
+    for number, other in waits:
+        if other > number:
+            try:
+                TopologicalSorter(after).prepare()
+            except CycleError as error:
+                way = " waits for ".join(f"message {number}" for number in reversed(error.args[1]))
+                yield f"cyclic dependency: {way}"
+            what = f"order that cannot be met: message {number} waits for message {other}"
+            yield f"{what}, which is launched after it"
 
 
-def _check_cover(plan: Plan, tensor: ProfiledTensor, ranges: list[_Range]) -> None:
+def _of_cover(tensor: ProfiledTensor, ranges: list[tuple[int, int, int]]) -> Iterator[str]:
+    """Elements of a tensor that are doubled or lost, by the ascending ranges of messages."""
     reached, last = 0, -1
-    for start, stop, number in ranges:
+    for start, stop, number in (*ranges, (tensor.numel, tensor.numel, -1)):
         if start < reached:
-            raise _fault(
-                plan,
-                f"doubled range: {tensor.name!r} elements {start}:{min(stop, reached)} are in "
-                f"message {last} and in message {number}",
-            )
+            both = f"{tensor.name!r} elements {start}:{min(stop, reached)} are in"
+            yield f"doubled range: {both} message {last} and in message {number}"
         if start > reached:
-            break
+            yield f"lost elements: {tensor.name!r} elements {reached}:{start} are in no message"
         reached, last = stop, number
-    if reached < tensor.numel:
-        following = next((start for start, _, _ in ranges if start > reached), tensor.numel)
-        raise _fault(
-            plan, f"lost elements: {tensor.name!r} elements {reached}:{following} are in no message"
-        )
-
-
-def _fault(plan: Plan, what: str) -> InvalidSetting:
-    return InvalidSetting(
-        f"plan of {plan.planner!r} for {plan.model!r} cannot be used: {what}; "
-        "plan again for this model"
-    )

@@ -29,18 +29,10 @@ from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from .data.profile import Profile, ProfiledTensor
 from .default_fusion import DEFAULT_CHANNELS, default_messages
 from .exchanges import exchange_of_setting
-from .simulation.clock import (
-    UNHINDERED,
-    ByPriority,
-    FixedOrder,
-    backward_ends,
-    carry,
-    forward_times,
-)
-from .simulation.events import Traffic, play
-from .simulation.pace import Pace, missing_s
-from .simulation.representative import MANY, MessageParts, parts_between, supersteps_of_parts
-from .simulation.supersteps import MOST_PLAYED, Tariff
+from .simulation.clock import Iteration
+from .simulation.closed_form import backward_ends, carry
+from .simulation.representative import MANY, estimate
+from .simulation.supersteps import MOST_PLAYED, Superstep, Tariff, all_reduce
 
 # ---- drafts ------------------------------------------------------------------------------------
 
@@ -132,7 +124,7 @@ class Blend:
         if self.cluster.num_ranks > MOST_PLAYED or (is_cut and keeps_whole):
             return False
         try:
-            parts_between(self.exchange, 64, torch.float32, self.tariff)
+            estimate(self.exchange, 64, torch.float32, self.tariff)
         except InvalidSetting:
             return False
         return True
@@ -148,9 +140,11 @@ class Blend:
         ready_s = [self.ends_s[layer] for layer in urgency]
         costs = []
         for one in found:
-            parts = self._parts(one)
-            costs.append((parts.before_s + parts.latency_s, parts.work_s + parts.after_s))
-        carried = carry(ByPriority(ready_s, urgency), costs, draft.credit)
+            supersteps = self._supersteps(one)
+            (joint,) = (verb for step in supersteps for verb in step.wire)
+            first_s, last_s = (sum(w.seconds for w in supersteps[at].works) for at in (0, -1))
+            costs.append((first_s + joint.price.latency_s, joint.price.work_s + last_s))
+        carried = carry(ready_s, costs, draft.credit, urgency=urgency)
         return [found[place] for place in carried.order]
 
     @cached_property
@@ -246,47 +240,27 @@ class Blend:
     def _first_layer(self, message: DraftedMessage) -> int:
         return self.tensors[message.ranges[-1].place][1]
 
-    def _parts(self, message: DraftedMessage) -> MessageParts:
+    def _supersteps(self, message: DraftedMessage) -> tuple[Superstep, ...]:
         numel = sum(one.numel for one in message.ranges)
         first = self.tensors[message.ranges[0].place][0]
-        if message.exchange != DENSE:
-            return parts_between(self.exchange, numel, getattr(torch, first.dtype), self.tariff)
-        size_bytes = numel * (first.size_bytes // first.numel)
-        latency_s, work_s = self.cluster.parts_s("all_reduce", size_bytes)
-        sent_bytes = self.cluster.wire_bytes(size_bytes)
-        return MessageParts(0.0, 0.0, latency_s, work_s, 0.0, sent_bytes, 1.0)
+        if message.exchange == DENSE:
+            size_bytes = numel * (first.size_bytes // first.numel)
+            return (all_reduce(size_bytes, self.cluster),)
+        return estimate(self.exchange, numel, getattr(torch, first.dtype), self.tariff)
 
     def seconds(self, draft: Draft) -> float:
         """About what ``price.iteration_s`` says of the draft's plan."""
         messages = self.messages(draft)
-        ready_s = [self.ends_s[self._first_layer(one)] for one in messages]
-        every = [self._parts(one) for one in messages]
-        if all(one.exchange == DENSE for one in messages):
-            costs = [(parts.latency_s, parts.work_s) for parts in every]
-            end_s, pace = carry(FixedOrder(ready_s), costs, draft.credit).end_s, UNHINDERED
-        else:
-            supersteps, beside = [supersteps_of_parts(one) for one in every], self.cluster.beside
-            labels = [""] * len(every)
-            played = play(Traffic([supersteps], [ready_s], labels, draft.credit, beside=beside))
-            end_s, pace = played.end_s[0], Pace.of(played.spans, beside)
-        may_start_s = [pace.end_s(0.0, self.ends_s[0])] * len(self.profile.layers)
-        for one, ended_s in zip(messages, end_s, strict=True):
-            layers = {self.tensors[place][1] for place, _, _ in one.ranges}
-            for layer in layers if draft.overlap_forward else (0,):
-                may_start_s[layer] = max(may_start_s[layer], ended_s)
-        forward_s = [layer.forward_s for layer in self.profile.layers]
-        last_s = forward_times(forward_s, may_start_s, pace)[1][-1]
-        return last_s + self._missing_s(last_s, every)
-
-    def _missing_s(self, end_s: float, every: Sequence[MessageParts]) -> float:
-        """Seconds by which messages of these parts need more of a rank's cores than it has."""
-        own_s = self.ends_s[0] + self.profile.forward_s + sum(one.computing_s for one in every)
-        carried_s = sum(
-            one.num_verbs * self.cluster.busy_s(one.sent_bytes / one.num_verbs)
-            for one in every
-            if one.num_verbs
+        iteration = Iteration(
+            self.profile,
+            self.cluster,
+            [{self.tensors[place][1] for place, _, _ in one.ranges} for one in messages],
+            draft.credit,
+            draft.overlap_forward,
+            [0] * len(messages),
+            [""] * len(messages),
         )
-        return missing_s(end_s, own_s, carried_s, self.cluster)
+        return iteration.timings([[self._supersteps(one) for one in messages]])[0].iteration_s
 
     def plan(self, draft: Draft) -> Plan:
         """The plan of a draft."""

@@ -38,26 +38,6 @@ def exchange_of_setting(setting: ExchangeSetting) -> Exchange:
     )
 
 
-def keeping_whole(plan: Plan) -> set[str]:
-    """Names of the exchanges that act on tensors in their shapes."""
-    return {name for name, made in exchanges_of(plan).items() if made.keeps_whole}
-
-
-def refuse_cuts(plan: Plan, numels: Mapping[str, int]) -> None:
-    """Raises ``InvalidSetting`` where a tensor (``numels`` by name) is cut that must be whole."""
-    whole = keeping_whole(plan)
-    for number, message in enumerate(plan.messages):
-        for chunk in message.chunks if message.exchange in whole else ():
-            if chunk.numel < numels[chunk.tensor]:
-                algorithm = plan.exchanges[message.exchange].compressor
-                raise InvalidSetting(
-                    f"plan of {plan.planner!r} for {plan.model!r} cannot be used: message {number} "
-                    f"sends elements {chunk.start}:{chunk.stop} of {chunk.tensor!r} through "
-                    f"{algorithm}, which takes whole tensors; plan that tensor uncut, or give the "
-                    "message another exchange"
-                )
-
-
 def planned_spec(
     message: PlannedMessage, tensors: Mapping[str, ProfiledTensor], *, is_shaped: bool
 ) -> TensorSpec:
@@ -71,27 +51,39 @@ def planned_spec(
     )
 
 
-def refuse_encodes(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> None:
-    """Raises ``InvalidSetting`` for an ``inline`` or ``early`` that is not what is encoded.
+def sound_exchanges(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> dict[str, Exchange]:
+    """``exchanges_of`` a plan that ``check`` accepts, for the tensors of a model by name.
 
-    What an exchange encodes tensor by tensor it states itself (``Exchange.apart``). The plan is one
-    that ``check`` and ``refuse_cuts`` accept, for these tensors by name.
+    Raises ``InvalidSetting`` as that, where a tensor is cut that must be whole, and for an
+    ``inline`` or ``early`` that is not what is encoded: what an exchange encodes tensor by tensor
+    it states itself (``Exchange.apart``).
     """
-    encoded = [one for one in enumerate(plan.messages) if one[1].inline or one[1].early]
-    made = exchanges_of(plan) if encoded else {}
-    for number, message in encoded:
-        named, exchange = {*message.inline, *message.early}, made[message.exchange]
-        setting, apart = plan.exchanges[message.exchange], set[str]()
-        if exchange.keeps_whole:
+    made = exchanges_of(plan)
+    for number, message in enumerate(plan.messages):
+        exchange, setting = made[message.exchange], plan.exchanges.get(message.exchange)
+        if setting is None:
+            continue
+        start = f"plan of {plan.planner!r} for {plan.model!r} cannot be used: "
+        for chunk in message.chunks if exchange.keeps_whole else ():
+            if chunk.numel < tensors[chunk.tensor].numel:
+                raise InvalidSetting(
+                    f"{start}message {number} "
+                    f"sends elements {chunk.start}:{chunk.stop} of {chunk.tensor!r} through "
+                    f"{setting.compressor}, which takes whole tensors; plan that tensor uncut, or "
+                    "give the message another exchange"
+                )
+        named, apart = {*message.inline, *message.early}, set[str]()
+        if named and exchange.keeps_whole:
             places = exchange.apart(planned_spec(message, tensors, is_shaped=True))
             apart = {message.chunks[place].tensor for place in places}
-        if named == apart or (not apart and setting.sparsifier is None):
+        if not named or named == apart or (not apart and setting.sparsifier is None):
             continue
         name = min(named ^ apart, default="")
         why = f"is to be encoded by itself, and {setting.compressor} does not encode it so"
         if name in apart:
             why = "is encoded by itself, and named neither inline nor early as others are"
         raise InvalidSetting(
-            f"plan of {plan.planner!r} for {plan.model!r} cannot be used: in message {number} "
-            f"{name!r} {why}; name all tensors that are not sent dense, or none of the message's"
+            f"{start}in message {number} {name!r} {why}; name all tensors that are not sent dense, "
+            "or none of the message's"
         )
+    return made

@@ -15,7 +15,7 @@ from .buckets import Bucket
 from .data.cluster import Cluster
 from .data.plan import PlannedMessage
 from .data.profile import Profile
-from .simulation.clock import backward_ends
+from .simulation.closed_form import Lane, backward_ends, forward_times
 
 # ---- the two phases ----------------------------------------------------------------------------
 
@@ -105,28 +105,20 @@ class Instance:
         layer = self.layer
         for block in blocks:
             done_s[layer[block.bucket]] = max(block.end_s, done_s[layer[block.bucket]])
-        now_s = 0.0
-        for layer_done_s, forward_s in zip(done_s, self.forward_s, strict=True):
-            now_s = (now_s if now_s > layer_done_s else layer_done_s) + forward_s
-        return now_s
+        return forward_times(self.forward_s, done_s)[1][-1]
 
     def uncut(self) -> list[UnequalBlock]:
         """Every bucket whole: in backward order until the backward pass ends, then in forward
         order (theorem 1)."""
         blocks: list[UnequalBlock] = []
-        backward_s, free_s = self.layer_ends_s[0], 0.0
-        left = len(self.layer)
-        while left:
-            start_s = max(free_s, self.layer_ends_s[self.layer[left - 1]])
-            if start_s >= backward_s:
-                break
-            left -= 1
-            blocks.append(self._block(left, 0, self.num_basic[left], start_s))
-            free_s = blocks[-1].end_s
-        for bucket in range(left):
-            start_s = max(free_s, backward_s)
-            blocks.append(self._block(bucket, 0, self.num_basic[bucket], start_s))
-            free_s = blocks[-1].end_s
+        link, coming = Lane(), list(range(len(self.layer)))
+        while coming:
+            ready_s = self.layer_ends_s[self.layer[coming[-1]]]
+            is_after = link.start_s(ready_s) >= self.layer_ends_s[0]
+            bucket = coming.pop(0 if is_after else -1)
+            ready_s = self.layer_ends_s[0] if is_after else ready_s
+            blocks.append(self._block(bucket, 0, self.num_basic[bucket], link.start_s(ready_s)))
+            link.free_s = blocks[-1].end_s
         return blocks
 
     def _first_phase(self, place: Sequence[int], sent: list[int]) -> list[UnequalBlock]:

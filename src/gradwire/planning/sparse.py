@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,6 @@ from ..exchange.sparse_schemes import (
     SCHEMES,
     SchemeChoice,
     SchemeInputs,
-    explain_scheme,
     fastest_scheme,
     inputs_of,
 )
@@ -22,8 +20,6 @@ from .data.cluster import Cluster
 from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from .data.profile import Profile
 from .data.sparsity import SparsityProfile, UnitSparsity
-
-MOST_EXPLAINED = 12
 
 
 def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[SchemeInputs, SchemeChoice]]:
@@ -120,18 +116,3 @@ def _without(profile: Profile, names: set[str]) -> Profile:
         for layer in profile.layers
     )
     return profile.model_copy(update={"layers": layers, "sparsity": None})
-
-
-def sentences(profile: Profile, cluster: Cluster) -> Iterator[str]:
-    """Why each tensor takes its scheme: the largest first; nothing without a measured sparsity."""
-    if profile.sparsity is None:
-        return
-    chosen = schemes_of(profile, cluster)
-    if profile.sparsity.compressor is not None:
-        yield f"The sparse gradient is the part that {profile.sparsity.compressor} takes."
-    largest = sorted(chosen, key=lambda name: -chosen[name][0].dense_bytes)
-    for name in largest[:MOST_EXPLAINED]:
-        at, found = chosen[name]
-        yield from explain_scheme(name, found, at)
-    if len(largest) > MOST_EXPLAINED:
-        yield f"{len(largest) - MOST_EXPLAINED} smaller tensors are chosen for in the same way."

@@ -21,9 +21,9 @@ from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Measurement, Profile
 from gradwire.planning.data.sparsity import SparsityProfile
 from gradwire.planning.data.stored import Stored
-from gradwire.planning.explain import alternatives, explain
 from gradwire.planning.make_plan import plan as make_plan
 from gradwire.planning.simulation.timeline import simulate
+from gradwire_lab.planning.explain import alternatives, explain
 from tests.planning.data.mutations import BROKEN, mutated
 from tests.planning.test_zen import SLOW, profile, sparsity
 

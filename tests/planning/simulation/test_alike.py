@@ -12,7 +12,7 @@ from gradwire.planning.simulation.events import Traffic, play
 from gradwire.planning.simulation.representative import (
     MANY,
     alone,
-    parts_between,
+    estimate,
     supersteps_of_alike,
 )
 from gradwire.planning.simulation.supersteps import Superstep, Tariff, supersteps_of
@@ -70,7 +70,5 @@ def test_a_curve_is_near_what_is_played(compressor: str, collective: str) -> Non
     tariff = Tariff.of(exchange, CLUSTER)
     for numel in (4**9, 3 * 4**9, 4**11, 4**12 + 7):
         spec = TensorSpec("", numel)
-        parts = parts_between(exchange, numel, spec.dtype, tariff)
-        on_wire_s = parts.latency_s + parts.work_s
-        seconds = parts.before_s + max(on_wire_s, parts.beside_s) + parts.after_s
+        seconds = _played_s([estimate(exchange, numel, spec.dtype, tariff)])
         assert seconds == pytest.approx(_played_s([alone(exchange, spec, tariff)]), rel=0.1)

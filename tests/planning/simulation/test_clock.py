@@ -14,7 +14,8 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.wfbp import wfbp
-from gradwire.planning.simulation.clock import ByPriority, FixedOrder, carry, run_on_clock
+from gradwire.planning.simulation.clock import run_on_clock
+from gradwire.planning.simulation.closed_form import carry
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.bytescheduler import bytescheduler
@@ -78,23 +79,21 @@ def test_without_gradients_the_forward_still_follows_the_backward() -> None:
 
 def test_two_at_once_share_the_link_and_overlap_their_latencies() -> None:
     """A: latency 0-1, alone until B shares from 2 on; A needs 3 s and B 1 s of the link."""
-    carried = carry(FixedOrder([0.0, 1.0]), [(1.0, 3.0), (1.0, 1.0)], credit=2)
+    carried = carry([0.0, 1.0], [(1.0, 3.0), (1.0, 1.0)], credit=2)
     # A has done 1 at time 2; both do 1 more until 4, where B ends; A's last second is its own.
     assert carried.start_s == [0.0, 1.0]
     assert carried.end_s == [5.0, 4.0]
 
 
 def test_head_of_the_line_waits_even_if_others_are_ready() -> None:
-    carried = carry(FixedOrder([4.0, 0.0, 0.0]), [(0.5, 1.0)] * 3, credit=1)
+    carried = carry([4.0, 0.0, 0.0], [(0.5, 1.0)] * 3, credit=1)
     assert carried.start_s == [4.0, 5.5, 7.0]
     assert carried.end_s == [5.5, 7.0, 8.5]
 
 
 def test_a_lane_that_is_free_early_is_not_used_early() -> None:
     """Message 1 ends first, and message 2 still waits for message 0, whose lane is its own."""
-    carried = carry(
-        FixedOrder([0.0] * 4), [(0.0, work_s) for work_s in (3.0, 1.0, 1.0, 1.0)], credit=2
-    )
+    carried = carry([0.0] * 4, [(0.0, work_s) for work_s in (3.0, 1.0, 1.0, 1.0)], credit=2)
     # 0 and 1 share until 2; 0 is alone until 4; then 2 and 3 share.
     assert carried.start_s == [0.0, 0.0, 4.0, 4.0]
     assert carried.end_s == [4.0, 2.0, 6.0, 6.0]
@@ -102,16 +101,15 @@ def test_a_lane_that_is_free_early_is_not_used_early() -> None:
 
 def test_a_message_waits_for_those_it_names() -> None:
     after = [(), (), (0,)]
-    carried = carry(
-        FixedOrder([0.0] * 3, after), [(0.0, work_s) for work_s in (3.0, 1.0, 1.0)], credit=3
-    )
+    parts_s = [(0.0, work_s) for work_s in (3.0, 1.0, 1.0)]
+    carried = carry([0.0] * 3, parts_s, credit=3, after=after)
     assert carried.start_s == [0.0, 0.0, 4.0]
     assert carried.end_s == [4.0, 2.0, 5.0]
 
 
 def test_by_priority_the_most_urgent_that_is_ready_goes() -> None:
-    line = ByPriority([0.0, 0.0, 1.0], priority=[2, 1, 0])
-    carried = carry(line, [(0.0, work_s) for work_s in (1.0, 2.0, 1.0)], credit=1)
+    parts_s = [(0.0, work_s) for work_s in (1.0, 2.0, 1.0)]
+    carried = carry([0.0, 0.0, 1.0], parts_s, urgency=[2, 1, 0])
     assert carried.order == [1, 2, 0]
 
 
@@ -160,7 +158,7 @@ def test_sharing_agrees_with_an_exact_simulation(
     jobs: list[tuple[float, float]], alpha: float, credit: int
 ) -> None:
     ready, work = [r for r, _ in jobs], [w + 0.01 for _, w in jobs]
-    carried = carry(FixedOrder(ready), [(alpha, work_s) for work_s in work], credit)
+    carried = carry(ready, [(alpha, work_s) for work_s in work], credit)
     for place, (start, end) in enumerate(_slowly(ready, alpha, work, credit)):
         assert carried.start_s[place] == pytest.approx(float(start), abs=1e-9)
         assert carried.end_s[place] == pytest.approx(float(end), abs=1e-9)
@@ -194,7 +192,7 @@ def test_the_hosts_share_of_latencies_passes_one_behind_the_other() -> None:
     cluster = exact_cluster()
     busy = cluster.model_copy(update={"host_share": 1.0})
     ends_s = [
-        carry(FixedOrder([0.0] * 4), [one.parts_s("all_reduce", 2**14)] * 4, credit=4).end_s
+        carry([0.0] * 4, [one.parts_s("all_reduce", 2**14)] * 4, credit=4).end_s
         for one in (cluster, busy)
     ]
     alone_s = cluster.all_reduce_s(2**14)

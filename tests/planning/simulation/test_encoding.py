@@ -12,17 +12,21 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.explain import explain
-from gradwire.planning.exposed import Account
 from gradwire.planning.fusion import NOTHING, SparseCost, arrivals, best_fusion
-from gradwire.planning.simulation.clock import run_on_clock
-from gradwire.planning.simulation.demand import Demand, Encoding, without_encodes
+from gradwire.planning.simulation.clock import (
+    Iteration,
+    encodes_of,
+    run_on_clock,
+    without_encode,
+)
 from gradwire.planning.simulation.events import Traffic, play
 from gradwire.planning.simulation.supersteps import Joint, Price, Superstep, Work
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.omgs import omgs
+from gradwire_lab.planning.account import Account
+from gradwire_lab.planning.explain import explain
 from tests.laws.fusion_laws import last_s
 from tests.laws.sim_laws import law_one_rank_stands_for_all
 from tests.laws.trace_laws import laws_of
@@ -88,7 +92,7 @@ def test_a_message_waits_for_those_before_it_before_it_is_encoded() -> None:
     )
     plan = plan.model_copy(update={"messages": ahead})
     profile = profile_of(([64], 0.0, 1.0), ([64], 0.0, 1.0), ([64], 0.0, 1.0))
-    found = Encoding.of(Demand.of(plan, profile), CLUSTER)
+    found = run_on_clock(plan, profile, CLUSTER)
     assert [(one.layer, one.message) for one in found.inline] == [(1, 0), (1, 1), (0, 2)]
 
 
@@ -191,17 +195,21 @@ def test_early_and_inline_of_one_message() -> None:
     )
     check(plan, THREE)
     layer_of = {"t0": 0, "t1": 1, "t2": 2}
-    demand = Demand([{0, 1, 2}], [0], plan, THREE, layer_of)
-    found = Encoding.of(demand, CLUSTER)
-    assert [(one.layer, one.seconds) for one in found.inline] == [(2, ENCODE.seconds(2**11))]
-    ends_s = found.backward_ends([0.5, 0.125, 0.25])
+    both = list(encodes_of(plan, CLUSTER, layer_of, [{0, 1, 2}], ["m"]))
+    inline, early = (
+        [one for one, is_inline in both if is_inline is kind] for kind in (True, False)
+    )
+    assert [(one.layer, one.seconds) for one in inline] == [(2, ENCODE.seconds(2**11))]
+    all_of_it = [{0, 1, 2}], 1, False, [0], ["m"], ((),), inline, early
+    timing = Iteration(THREE, CLUSTER, *all_of_it).timings([[(GATHER,)]])[0]
     last = 0.25 + ENCODE.seconds(2**11)
-    assert ends_s == [last + 0.125 + 0.5, last + 0.125, last]
-    (early,) = found.early_from(ends_s)
-    assert early == [(last + 0.125, Work("encode t1", ENCODE.seconds(2**10)))]
+    assert timing.backward_end_s == [last + 0.125 + 0.5, last + 0.125, last]
+    encode = next(span for span in timing.spans if span.lane == "compute")
+    assert (encode.name, encode.start_s) == ("encode t1", last + 0.125)
+    assert encode.end_s == encode.start_s + ENCODE.seconds(2**10)
     stages = (
         Superstep((Work("encode", 1.0),), (), 0),
         GATHER,
         Superstep((Work("encode", 1.0),), (), 0),
     )
-    assert without_encodes([stages], demand) == [stages[1:]], "only those before the first transfer"
+    assert without_encode(message, stages) == stages[1:], "only those before the first transfer"

@@ -9,8 +9,8 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.planning.data.cluster import Cluster, Host
-from gradwire.planning.explain import alternatives
 from gradwire.planning.simulation.timeline import simulate, simulate_exchange
+from gradwire_lab.planning.explain import alternatives
 from tests.planning.profiles import vgg16
 
 DENSE = exchange_for(gw.compress.none())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gradwire.planning.simulation.network import NEVER, Network
+from gradwire.planning.simulation.closed_form import NEVER
+from gradwire.planning.simulation.network import Network
 from tests.laws.sim_laws import Transfer, played
 
 

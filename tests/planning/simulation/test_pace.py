@@ -13,8 +13,8 @@ from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.drafts import DEFAULT, Blend
 from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.clock import Pace
 from gradwire.planning.simulation.events import Traffic, play
-from gradwire.planning.simulation.pace import Pace
 from gradwire.planning.simulation.supersteps import Joint, Price, Superstep, Work
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of

@@ -21,7 +21,7 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner_settings import SIZES, WholeNumbers
-from gradwire.planning.simulation.clock import ByPriority, backward_ends, carry
+from gradwire.planning.simulation.closed_form import backward_ends, carry
 
 LANES = WholeNumbers(1, 8)
 """Numbers of messages at once. Each is a channel: a process group with its own connections."""
@@ -60,8 +60,7 @@ def bytescheduler(
             ready_s.append(ends_s[bucket.layer])
             parts_s.append(cluster.parts_s("all_reduce", (stop - start) * bucket.item_bytes))
     # Made in forward order, so a message's own number is its priority.
-    line = ByPriority(ready_s, range(len(messages)))
-    carried = carry(line, parts_s, credit)
+    carried = carry(ready_s, parts_s, credit, urgency=range(len(messages)))
     return Plan(
         planner="bytescheduler",
         model=profile.model,

@@ -40,7 +40,7 @@ from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMes
 from gradwire.planning.data.profile import Profile, ProfiledTensor
 from gradwire.planning.fusion import NOTHING, Arrival, chunks_in, sparsifier
 
-from ..planning.lanes import TimedMessage, carry_s, end_of, link_times, ready_times
+from ..planning.lanes import TimedMessage, carry_s, end_of, link_ends, ready_times
 
 MOST_COMBINED = 500
 """The most combinations of offloaded tensors that are all tried."""
@@ -172,9 +172,13 @@ class _Lanes:
 
         What is sent before a gap would end no earlier behind it if it were shorter.
         """
-        start_s, end_s = link_times(*self.timed())
-        behind = range(len(start_s) - 1, 0, -1)
-        return next((n for n in behind if start_s[n] > end_s[n - 1] * (1 + 1e-12)), 0)
+        ready_s, messages = self.timed()
+        end_s = list(link_ends(ready_s, messages))
+        for number in range(len(end_s) - 1, 0, -1):
+            start_s = end_s[number] - messages[number].carry_s
+            if start_s > end_s[number - 1] * (1 + 1e-12):
+                return number
+        return 0
 
     def shortest(self, place: int) -> str:
         """The compressed option of a tensor that is on the wire for the least time.

@@ -25,11 +25,13 @@ is shorter than two, or the link is busy anyway) against what one message takes 
 from __future__ import annotations
 
 from functools import partial
+from itertools import zip_longest
 
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.fusion import Arrival, SparseCost, arrivals
+from gradwire.planning.simulation.closed_form import Lane
 
 from ..planning.flat_plan import flat_plan
 
@@ -53,15 +55,13 @@ def _merged(every: list[Arrival], cost: SparseCost) -> list[list[Arrival]]:
     groups: list[list[Arrival]] = []
     merging: list[Arrival] = []
     numel, backward_s = 0, 0.0  # of what is merged so far
-    lane_s, link_s = 0.0, 0.0  # when the groups before it leave the lane and the link free
-    for place, one in enumerate(every):
+    lane, link = Lane(), Lane()  # as the groups before it leave them
+    for one, other in zip_longest(every, every[1:]):
         merging.append(one)
         numel, backward_s = numel + one.tensor.numel, backward_s + one.backward_s
-        sparsified_s = lane_s + backward_s + cost.encode_s(numel)
-        starts_s = max(link_s, sparsified_s)
-        following = every[place + 1 : place + 2]
-        if following and following[0].tensor.dtype == one.tensor.dtype:
-            (other,) = following
+        sparsified_s = lane.free_s + (backward_s + cost.encode_s(numel))
+        starts_s = link.start_s(sparsified_s)
+        if other and other.tensor.dtype == one.tensor.dtype:
             both = numel + other.tensor.numel
             encodes_s = cost.encode_s(numel) + cost.encode_s(other.tensor.numel)
             longer_s = cost.encode_s(both) - encodes_s
@@ -70,7 +70,8 @@ def _merged(every: list[Arrival], cost: SparseCost) -> list[list[Arrival]]:
             if wait_s < messages_s - cost.gather_s(both):
                 continue
         groups.append(merging)
-        lane_s, link_s = sparsified_s, starts_s + cost.gather_s(numel)
+        lane.take(0.0, backward_s + cost.encode_s(numel))
+        link.take(sparsified_s, cost.gather_s(numel))
         merging, numel, backward_s = [], 0, 0.0
     return groups
 

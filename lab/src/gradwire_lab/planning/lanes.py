@@ -7,7 +7,7 @@ and planners that try thousands of choices judge them by it. ``price.py`` has th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from gradwire.planning.data.plan import ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.fusion import Arrival, chunks_in
 from gradwire.planning.simulation.clock import run_on_clock
+from gradwire.planning.simulation.closed_form import Lane
 
 
 class TimedMessage(NamedTuple):
@@ -34,37 +35,19 @@ def ready_times(backward_s: Iterable[float], inline_s: Iterable[float]) -> list[
     return list(accumulate(own + more for own, more in zip(backward_s, inline_s, strict=True)))
 
 
-def link_times(
-    ready_s: Sequence[float], messages: Iterable[TimedMessage]
-) -> tuple[list[float], list[float]]:
-    """When each message has the link, its starts and ends, one message at a time."""
-    lane_s = link_s = 0.0
-    starts_s, ends_s = [], []
+def link_ends(ready_s: Sequence[float], messages: Iterable[TimedMessage]) -> Iterator[float]:
+    """When each message leaves the link, one message at a time."""
+    lane, link = Lane(), Lane()
     for last, works, carry_s in messages:
         start_s = ready_s[last]
-        if works:
-            for layer, seconds in works:
-                begin_s = ready_s[layer]
-                lane_s = (lane_s if lane_s > begin_s else begin_s) + seconds
-            start_s = max(start_s, lane_s)
-        link_s = (link_s if link_s > start_s else start_s) + carry_s
-        starts_s.append(link_s - carry_s)
-        ends_s.append(link_s)
-    return starts_s, ends_s
+        for layer, seconds in works:
+            start_s = max(start_s, lane.take(ready_s[layer], seconds))
+        yield link.take(start_s, carry_s)
 
 
 def end_of(ready_s: Sequence[float], messages: Iterable[TimedMessage]) -> float:
     """When the backward pass and all messages have ended: the next forward pass may begin."""
-    lane_s = link_s = 0.0
-    for last, works, carry_s in messages:
-        start_s = ready_s[last]
-        for layer, seconds in works:
-            begin_s = ready_s[layer]
-            lane_s = (lane_s if lane_s > begin_s else begin_s) + seconds
-        if works and lane_s > start_s:
-            start_s = lane_s
-        link_s = (link_s if link_s > start_s else start_s) + carry_s
-    return max(link_s, ready_s[-1])
+    return max((ready_s[-1], *link_ends(ready_s, messages)))
 
 
 def carry_s(

@@ -33,7 +33,7 @@ from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan
 from ..data.profile import Profile
 from ..drafts import DEFAULT, Blend, best_draft, first_seconds
-from ..judgement import Judgement, PricedPlan, Survey, admitted, pays
+from ..judgement import PricedPlan, Survey, admitted
 from ..simulation.clock import run_on_clock
 from ..simulation.representative import MANY
 from ..sparse import SparsePart
@@ -53,24 +53,6 @@ def auto(
     chosen = survey(profile, cluster, fidelity, overlap_forward).chosen.plan
     settings = {"fidelity": fidelity, "overlap_forward": overlap_forward}
     return chosen.model_copy(update={"planner": "auto", "settings": settings})
-
-
-def reasons(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
-    """Sentences on a plan of ``auto``: what pays, what does not, and what it would take."""
-    fidelity = str(plan.settings["fidelity"])
-    overlap_forward = bool(plan.settings["overlap_forward"])
-    found = survey(profile, cluster, fidelity, overlap_forward)
-    rest = SparsePart.of(profile, cluster, only_rows=True).rest
-    overlaps = _overlaps(overlap_forward)
-
-    def pays_at(other: Cluster) -> bool:
-        made = _dense(rest, other, overlap_forward)
-        exact = [_priced(name, plan, rest, other) for name, plan in made]
-        dense_s = Survey(exact, [], found.admits).dense.seconds
-        blends = sorted(_possible(rest, other, fidelity), key=first_seconds)[:JUDGED]
-        return pays(min(best_draft(one, overlaps)[0] for one in blends), dense_s)
-
-    return Judgement(found, profile, cluster, fidelity, pays_at).sentences()
 
 
 def survey(profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool) -> Survey:

@@ -12,11 +12,13 @@ Order: backward; the next forward starts when all communication has ended.
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from ..buckets import Bucket, buckets, whole_buckets
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
-from ..simulation.clock import backward_ends
+from ..simulation.closed_form import Lane, backward_ends
 
 
 def mgwfbp(profile: Profile, cluster: Cluster) -> Plan:
@@ -24,17 +26,17 @@ def mgwfbp(profile: Profile, cluster: Cluster) -> Plan:
     ready_s = backward_ends(profile)
     groups: list[list[Bucket]] = []
     merging: list[Bucket] = []
-    free_s = 0.0
+    link = Lane()
     backward = list(reversed(buckets(profile)))
-    for place, bucket in enumerate(backward):
+    for bucket, following in zip_longest(backward, backward[1:]):
         merging.append(bucket)
-        start_s = max(free_s, ready_s[bucket.layer])
-        following = backward[place + 1 : place + 2]
-        if following and following[0].dtype == bucket.dtype:
-            wait_s = ready_s[following[0].layer] - start_s
+        starts_s = link.start_s(ready_s[bucket.layer])
+        if following and following.dtype == bucket.dtype:
+            wait_s = ready_s[following.layer] - starts_s
             if wait_s < cluster.alpha_s:
                 continue
-        free_s = start_s + cluster.all_reduce_s(sum(part.size_bytes for part in merging))
+        seconds = cluster.all_reduce_s(sum(part.size_bytes for part in merging))
+        link.take(ready_s[bucket.layer], seconds)
         groups.append(merging)
         merging = []
     return Plan(

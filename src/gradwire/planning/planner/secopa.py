@@ -27,22 +27,25 @@ Order: backward; the next forward starts when all communication has ended.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
 
-from ...contract import Compressor, Exchange, Layout
+from ...contract import Compressor, Layout
 from ...contract.bounds import check_share
 from ...contract.spec import TensorSpec
 from ...contract.travel import travel
 from ...errors import invalid
-from ...exchange.by_name import algorithm_by_name, by_name
+from ...exchange.by_name import algorithm_by_name
 from ..buckets import check_bytes, check_credit
 from ..casync import CaSyncCost, LeastCost
 from ..data.cluster import Cluster
 from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from ..data.profile import Profile, ProfiledTensor
+from ..exchanges import exchange_of_setting
 
 COLLECTIVES = ("casync_ps", "casync_ring", "allreduce")
 
@@ -65,8 +68,8 @@ def secopa(
     check_credit(credit)
     if density is not None:
         check_share("density", density)
-    exchange = _exchange(compressor, density, collective)
-    messages = tuple(_messages(profile, cluster, exchange, bulk_bytes))
+    maker = _Maker(cluster, *_exchange(compressor, density, collective))
+    messages = tuple(maker.messages(profile, bulk_bytes))
     return Plan(
         planner="secopa",
         model=profile.model,
@@ -79,34 +82,15 @@ def secopa(
         },
         messages=messages,
         credit=credit,
-        exchanges=_used(messages, exchange, cluster.num_ranks),
+        exchanges=maker.exchanges,
     )
 
 
-def _messages(
-    profile: Profile, cluster: Cluster, exchange: ExchangeSetting, bulk_bytes: int
-) -> Iterator[PlannedMessage]:
-    num_ranks = cluster.num_ranks
-    most_shared = num_ranks if _may_share(exchange) else 0
-    held: dict[tuple[str, bool], list[ProfiledTensor]] = {}
-    """Gradients that wait for others of their dtype, of which all or none are compressed."""
-    every = (t for layer in reversed(profile.layers) for t in reversed(layer.tensors) if t.numel)
-    for tensor in every:
-        choice = _choose(cluster, exchange, [tensor]) if num_ranks > 1 else None
-        num_partitions = choice.num_partitions if choice and choice.is_compressed else 0
-        if num_partitions > most_shared:
-            yield from _cut(tensor, num_partitions, num_ranks, exchange)
-            continue
-        key = tensor.dtype, num_partitions > 0
-        held.setdefault(key, []).append(tensor)
-        if sum(one.size_bytes for one in held[key]) >= bulk_bytes:
-            yield _together(cluster, exchange, held.pop(key), key[1])
-    for (_, is_compressed), tensors in held.items():
-        yield _together(cluster, exchange, tensors, is_compressed)
-
-
-def _exchange(compressor: str, density: float | None, collective: str) -> ExchangeSetting:
-    """The exchange of what is compressed; refuses what the cost model has no constants for."""
+def _exchange(
+    compressor: str, density: float | None, collective: str
+) -> tuple[ExchangeSetting, Any]:
+    """The exchange of what is compressed, and its algorithm; refuses what the cost model has no
+    constants for."""
     if collective not in COLLECTIVES:
         known = ", ".join(map(repr, COLLECTIVES))
         raise invalid("collective", collective, known, "write 'casync_ps'")
@@ -125,107 +109,104 @@ def _exchange(compressor: str, density: float | None, collective: str) -> Exchan
         collective=collective if is_pair else None,
         error_feedback=made.traits.error_feedback,
     )
-    _made(exchange)  # refuses what cannot be paired
-    return exchange
+    exchange_of_setting(exchange)  # refuses what cannot be paired
+    return exchange, made
 
 
-def _made(exchange: ExchangeSetting) -> Exchange:
-    named = exchange.compressor, exchange.settings, exchange.collective
-    return by_name(*named, error_feedback=exchange.error_feedback)
+@dataclass(frozen=True)
+class _Maker:
+    """Makes messages of gradients that travel together, and names their exchanges."""
 
+    cluster: Cluster
+    setting: ExchangeSetting
+    made: Any
+    """The algorithm of the setting."""
+    exchanges: dict[str, ExchangeSetting] = field(default_factory=dict)
+    """The exchanges of the messages, which differ in their number of partitions."""
 
-def _may_share(exchange: ExchangeSetting) -> bool:
-    """Whether gradients that share a message are encoded as each would be alone."""
-    traits = algorithm_by_name(exchange.compressor, exchange.settings).traits
-    return bool(traits.layout is not Layout.SPARSE or traits.shared_scale)
+    def messages(self, profile: Profile, bulk_bytes: int) -> Iterator[PlannedMessage]:
+        num_ranks = self.cluster.num_ranks
+        traits = self.made.traits
+        # Gradients that share a message are encoded as each would be alone, or do not share any.
+        may_share = traits.layout is not Layout.SPARSE or traits.shared_scale
+        most_shared = num_ranks if may_share else 0
+        held: dict[tuple[str, bool], list[ProfiledTensor]] = {}
+        """Gradients that wait for others of their dtype, of which all or none are compressed."""
+        every = (t for layer in reversed(profile.layers) for t in reversed(layer.tensors))
+        for tensor in filter(attrgetter("numel"), every):
+            choice = self._choose([tensor]) if num_ranks > 1 else None
+            num_partitions = choice.num_partitions if choice and choice.is_compressed else 0
+            if num_partitions > most_shared:
+                yield from self._cut(tensor, num_partitions)
+                continue
+            key = tensor.dtype, num_partitions > 0
+            held.setdefault(key, []).append(tensor)
+            if sum(one.size_bytes for one in held[key]) >= bulk_bytes:
+                yield self._together(held.pop(key), key[1])
+        for (_, is_compressed), tensors in held.items():
+            yield self._together(tensors, is_compressed)
 
-
-def _choose(
-    cluster: Cluster, exchange: ExchangeSetting, tensors: Sequence[ProfiledTensor]
-) -> LeastCost:
-    """The cost model's advice for gradients that travel together."""
-    name = exchange.compressor
-    if name not in cluster.codecs:
-        measured = ", ".join(sorted(cluster.codecs)) or "none"
-        raise invalid(
-            "compressor",
-            name,
-            f"one whose encode and decode the cluster's file holds ({measured})",
-            "measure it with gradwire profile, without --no-codecs, and give its cluster.json",
+    def _choose(self, tensors: Sequence[ProfiledTensor]) -> LeastCost:
+        """The cost model's advice for gradients that travel together."""
+        name = self.setting.compressor
+        if name not in self.cluster.codecs:
+            measured = ", ".join(sorted(self.cluster.codecs)) or "none"
+            raise invalid(
+                "compressor",
+                name,
+                f"one whose encode and decode the cluster's file holds ({measured})",
+                "measure it with gradwire profile, without --no-codecs, and give its cluster.json",
+            )
+        cost = CaSyncCost.of(
+            self.cluster,
+            self.cluster.codecs[name],
+            is_ring=self.setting.collective == "casync_ring",
+            is_low_rank=self.setting.collective is None,
         )
-    cost = CaSyncCost.of(
-        cluster,
-        cluster.codecs[name],
-        is_ring=exchange.collective == "casync_ring",
-        is_low_rank=exchange.collective is None,
-    )
-    return cost.choose(
-        sum(tensor.numel for tensor in tensors),
-        sum(tensor.size_bytes for tensor in tensors),
-        sum(_payload_bytes(exchange, tensor, cluster) for tensor in tensors),
-    )
+        return cost.choose(
+            sum(tensor.numel for tensor in tensors),
+            sum(tensor.size_bytes for tensor in tensors),
+            sum(map(self._payload_bytes, tensors)),
+        )
 
+    def _payload_bytes(self, tensor: ProfiledTensor) -> float:
+        """Bytes that a whole gradient becomes: r m."""
+        spec = TensorSpec("", tensor.numel, getattr(torch, tensor.dtype))
+        if isinstance(self.made, Compressor):
+            return self.made.typical(spec).size_bytes
+        spec, ranks = replace(spec, shapes=(tensor.shape,)), self.cluster.num_ranks
+        sent_bytes: float = self.made.expected_bytes(spec, ranks)[0]
+        return sent_bytes / travel("all_reduce", ranks).copies
 
-def _payload_bytes(exchange: ExchangeSetting, tensor: ProfiledTensor, cluster: Cluster) -> float:
-    """Bytes that a whole gradient becomes: r m."""
-    dtype = getattr(torch, tensor.dtype)
-    made: Any = algorithm_by_name(exchange.compressor, exchange.settings)
-    if isinstance(made, Compressor):
-        return made.typical(TensorSpec("", tensor.numel, dtype)).size_bytes
-    spec = TensorSpec("", tensor.numel, dtype, (tensor.shape,))
-    sent_bytes: float = made.expected_bytes(spec, cluster.num_ranks)[0]
-    return sent_bytes / travel("all_reduce", cluster.num_ranks).copies
+    def _cut(self, tensor: ProfiledTensor, num_partitions: int) -> Iterator[PlannedMessage]:
+        """A message for each batch of as many partitions as there are ranks, and one for the rest.
 
+        The exchange cuts a message into its partitions at multiples of 8 elements, so those of a
+        tiny gradient may be empty.
+        """
+        count, num_ranks = min(num_partitions, tensor.numel), self.cluster.num_ranks
+        for first in range(0, count, num_ranks):
+            last = min(first + num_ranks, count)
+            start, stop = (tensor.numel * place // count for place in (first, last))
+            chunk = Chunk(tensor=tensor.name, start=start, stop=stop)
+            yield self._message((chunk,), last - first)
 
-def _cut(
-    tensor: ProfiledTensor, num_partitions: int, num_ranks: int, exchange: ExchangeSetting
-) -> list[PlannedMessage]:
-    """A message for each batch of as many partitions as there are ranks, and one for the rest.
+    def _together(self, tensors: list[ProfiledTensor], is_compressed: bool) -> PlannedMessage:
+        """One message; of at most as many partitions as there are ranks, if it is compressed."""
+        chunks = tuple(Chunk(tensor=one.name, start=0, stop=one.numel) for one in tensors)
+        if not is_compressed:
+            return PlannedMessage(chunks=chunks)
+        return self._message(chunks, self._choose(tensors).num_partitions)
 
-    The exchange cuts a message into its partitions at multiples of 8 elements, so those of a tiny
-    gradient may be empty.
-    """
-    count = min(num_partitions, tensor.numel)
-    found = []
-    for first in range(0, count, num_ranks):
-        last = min(first + num_ranks, count)
-        start, stop = (tensor.numel * place // count for place in (first, last))
-        chunk = Chunk(tensor=tensor.name, start=start, stop=stop)
-        is_full = exchange.collective is None or last - first == num_ranks
-        name = _name(exchange, None if is_full else last - first)
-        found.append(PlannedMessage(chunks=(chunk,), exchange=name))
-    return found
-
-
-def _name(exchange: ExchangeSetting, partitions: int | None) -> str:
-    """The name, in the plan, of an exchange of so many partitions; None: one a rank."""
-    return exchange.compressor if partitions is None else f"{exchange.compressor} in {partitions}"
-
-
-def _used(
-    messages: Sequence[PlannedMessage], exchange: ExchangeSetting, num_ranks: int
-) -> dict[str, ExchangeSetting]:
-    """The exchanges that messages name, which differ in their number of partitions."""
-    made = {_name(exchange, None): exchange}
-    for partitions in range(1, num_ranks):
-        few = {"partitions": partitions}
-        made[_name(exchange, partitions)] = exchange.model_copy(update={"collective_settings": few})
-    used = dict.fromkeys(message.exchange for message in messages)
-    return {name: made[name] for name in used if name in made}
-
-
-def _together(
-    cluster: Cluster, exchange: ExchangeSetting, tensors: list[ProfiledTensor], is_compressed: bool
-) -> PlannedMessage:
-    """One message; of at most as many partitions as there are ranks, if it is compressed."""
-    chunks = tuple(Chunk(tensor=one.name, start=0, stop=one.numel) for one in tensors)
-    if not is_compressed:
-        return PlannedMessage(chunks=chunks)
-    num_partitions = _choose(cluster, exchange, tensors).num_partitions
-    is_full = exchange.collective is None or num_partitions >= cluster.num_ranks
-    return PlannedMessage(
-        chunks=chunks, exchange=_name(exchange, None if is_full else num_partitions)
-    )
+    def _message(self, chunks: tuple[Chunk, ...], partitions: int) -> PlannedMessage:
+        """A compressed message; the exchange is told of partitions where they are few."""
+        name, setting = self.setting.compressor, self.setting
+        if setting.collective is not None and partitions < self.cluster.num_ranks:
+            name = f"{name} in {partitions}"
+            few = {"collective_settings": {"partitions": partitions}}
+            setting = setting.model_copy(update=few)
+        self.exchanges[name] = setting
+        return PlannedMessage(chunks=chunks, exchange=name)
 
 
 EXAMPLES = (

@@ -32,14 +32,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from operator import itemgetter
 
 from ...contract.bounds import check_share
 from ...errors import invalid
 from ..data.cluster import Cluster
 from ..data.fit import LineFit
-from ..data.plan import ExchangeSetting, Plan, PlannedMessage
+from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from ..data.profile import Profile
 from ..fusion import ENTRY_BYTES, NOTHING, Arrival, SparseCost, arrivals, best_fusion, chunks_in
+from ..simulation.closed_form import Lane
 
 VARIANTS, BOUNDS = ("naive", "o", "i", "oi"), ("compensated", "none")
 
@@ -73,9 +75,13 @@ def ssfusion(
     exchanges: dict[str, ExchangeSetting] = {}
     for number, group in enumerate(best_fusion(arrivals(profile), cost)):
         name = f"ssfusion {number}"
-        buffer = maker.buffer(group)
-        messages += buffer.messages(name)
-        exchanges[name] = buffer.exchange(sparsifier)
+        made, density_here, num_dense = maker.messages(group, name)
+        messages += made
+        exchanges[name] = ExchangeSetting(
+            compressor="selective",
+            settings={"sparsifier": sparsifier, "density": density_here, "num_dense": num_dense},
+            error_feedback=True,
+        )
     return Plan(
         planner="ssfusion",
         model=profile.model,
@@ -96,50 +102,12 @@ def _check(what: str, given: str, known: tuple[str, ...]) -> None:
         raise invalid(what, given, ", ".join(map(repr, known)), f"write {known[0]!r}")
 
 
-@dataclass(frozen=True)
-class _Buffer:
-    """One group: sets of places in it, and the density of what is sparse."""
-
-    group: list[Arrival]
-    dense: set[int]
-    offloaded: set[int]
-    reduced: set[int]
-    """The dense ones that travel ahead of the others, by an all-reduce."""
-    density: float
-
-    def messages(self, exchange: str) -> list[PlannedMessage]:
-        places = range(len(self.group))
-        gathered = [place for place in places if place not in self.reduced]
-        inline = [p for p in gathered if p not in self.dense and p not in self.offloaded]
-        found = [PlannedMessage(chunks=chunks_in(self._at(self.reduced)))] if self.reduced else []
-        found.append(
-            PlannedMessage(
-                chunks=chunks_in(self._at(gathered)),
-                exchange=exchange,
-                inline=tuple(one.tensor.name for one in self._at(inline)),
-                early=tuple(one.tensor.name for one in self._at(self.offloaded)),
-            )
-        )
-        return found
-
-    def exchange(self, sparsifier: str) -> ExchangeSetting:
-        return ExchangeSetting(
-            compressor="selective",
-            settings={
-                "sparsifier": sparsifier,
-                "density": self.density,
-                "num_dense": len(self.dense - self.reduced),
-            },
-            error_feedback=True,
-        )
-
-    def _at(self, places: Iterable[int]) -> list[Arrival]:
-        return [self.group[place] for place in sorted(places)]
-
-
 @dataclass
 class _Maker:
-    """Groups are made one after the other, as each follows from when those before it end."""
+    """Groups are made one after the other, as each follows from when those before it end.
+
+    ``dense``, ``offloaded`` and ``reduced`` are sets of places in a group.
+    """
 
     cluster: Cluster
     cost: SparseCost
@@ -149,33 +117,52 @@ class _Maker:
     interleaves: bool
     beside: LineFit
     """The encode of an offloaded tensor, over its elements."""
-    before_s: float | None = field(default=None, init=False)
+    before_s: float | None = None
     """Seconds of the messages of the group before; None for the first group."""
-    now_s: float = field(default=0.0, init=False)
-    lane_s: float = field(default=0.0, init=False)
+    now_s: float = 0.0
+    lane: Lane = field(default_factory=Lane)
 
-    def buffer(self, group: list[Arrival]) -> _Buffer:
-        """The next group in backward order."""
+    def messages(self, group: list[Arrival], name: str) -> tuple[list[PlannedMessage], float, int]:
+        """The next group in backward order: its messages, and of the last of them the density of
+        what is sparse and the number of dense tensors."""
         dense = self._excluded(group)
         total, whole = _numel(group), _numel(group[place] for place in dense)
         density = min(self.cost.density, max(self.floor, self._density(total, whole)))
         offloaded = self._offloaded(group, dense) if self.offloads else set()
-        costs_s = [
-            one.backward_s + self._encode_s(one) * (place not in dense | offloaded)
-            for place, one in enumerate(group)
-        ]
-        reduced = self._reduced(group, dense, density, costs_s) if self.interleaves else set()
-        sparse = set(range(len(group))) - dense
-        gathered_bytes = self._payload_bytes(group, dense - reduced, sparse, density)
-        self.before_s = self._reduce_s(group, reduced) + self.cost.gather_bytes_s(gathered_bytes)
-        self.now_s += sum(costs_s)
-        return _Buffer(group, dense, offloaded, reduced, density)
+        upto_s = list(
+            accumulate(
+                one.backward_s + self._encode_s(one) * (place not in dense | offloaded)
+                for place, one in enumerate(group)
+            )
+        )
+        gathered_bytes = self._payload_bytes(group, dense, density)
+        reduced, reduced_bytes = set[int](), 0
+        if self.interleaves:
+            reduced, reduced_bytes = self._reduced(group, dense, upto_s, gathered_bytes)
+            gathered_bytes -= sum(_dense_bytes(group[place]) for place in reduced)
+        self.before_s = self.cluster.all_reduce_s(reduced_bytes)
+        self.before_s += self.cost.gather_bytes_s(gathered_bytes)
+        self.now_s += upto_s[-1]
+
+        places = range(len(group))
+        gathered = [place for place in places if place not in reduced]
+        inline = [place for place in gathered if place not in dense | offloaded]
+        found = [PlannedMessage(chunks=_chunks(group, reduced))] if reduced else []
+        found.append(
+            PlannedMessage(
+                chunks=_chunks(group, gathered),
+                exchange=name,
+                inline=tuple(group[place].tensor.name for place in inline),
+                early=tuple(group[place].tensor.name for place in sorted(offloaded)),
+            )
+        )
+        return found, density, len(dense - reduced)
 
     def _encode_s(self, one: Arrival) -> float:
         return self.cost.encode_s(one.tensor.numel)
 
     def _excluded(self, group: list[Arrival]) -> set[int]:
-        """Places of the tensors that are not sparsified: always the smallest of the group."""
+        """The tensors that are not sparsified: always the smallest of the group."""
         found: set[int] = set()
         total, whole = _numel(group), 0
         computes_s = sum(one.backward_s + self._encode_s(one) for one in group)
@@ -196,9 +183,8 @@ class _Maker:
 
     def _saved_s(self, one: Arrival) -> float:
         """Seconds that the sparsification of one tensor takes off an all-gather."""
-        dense_bytes = _dense_bytes(one)
         sparse_bytes = ENTRY_BYTES * self.cost.entries(one.tensor.numel)
-        return self.cost.gather_bytes_s(dense_bytes) - self.cost.gather_bytes_s(sparse_bytes)
+        return self.cost.gather_bytes_s(_dense_bytes(one)) - self.cost.gather_bytes_s(sparse_bytes)
 
     def _density(self, total: int, whole: int) -> float:
         """The density at which as many elements travel as if all were sparsified.
@@ -208,43 +194,43 @@ class _Maker:
         return (self.cost.density * total - whole) / (total - whole)
 
     def _offloaded(self, group: list[Arrival], dense: set[int]) -> set[int]:
-        """Places of the tensors that are encoded beside the backward pass before it has ended."""
+        """The tensors that are encoded beside the backward pass before it has ended."""
         found: set[int] = set()
         ready_s, until_s = self.now_s, self.now_s + sum(one.backward_s for one in group)
         for place, one in enumerate(group[:-1]):
             ready_s += one.backward_s
-            end_s = max(self.lane_s, ready_s) + self.beside.seconds(one.tensor.numel)
-            if place not in dense and end_s <= until_s:
+            seconds = self.beside.seconds(one.tensor.numel)
+            if place not in dense and self.lane.start_s(ready_s) + seconds <= until_s:
                 found.add(place)
-                self.lane_s = end_s
+                self.lane.take(ready_s, seconds)
         return found
 
     def _reduced(
-        self, group: list[Arrival], dense: set[int], density: float, costs_s: list[float]
-    ) -> set[int]:
-        """Places of the dense tensors that go ahead, so that the whole group arrives earliest."""
-        upto_s = list(accumulate(costs_s))
-        behind_bytes = self._payload_bytes(group, dense, set(range(len(group))) - dense, density)
-        best_s, best = upto_s[-1] + self.cost.gather_bytes_s(behind_bytes), -1
+        self, group: list[Arrival], dense: set[int], upto_s: list[float], behind_bytes: int
+    ) -> tuple[set[int], int]:
+        """The dense tensors that go ahead, so that the whole group arrives earliest, and bytes."""
+        best = upto_s[-1] + self.cost.gather_bytes_s(behind_bytes), -1, 0
         reduced_bytes = 0
         for last in sorted(dense):
             reduced_bytes += group[last].tensor.size_bytes
             behind_bytes -= _dense_bytes(group[last])
-            reduced_s = upto_s[last] + self.cluster.all_reduce_s(reduced_bytes)
-            end_s = max(reduced_s, upto_s[-1]) + self.cost.gather_bytes_s(behind_bytes)
-            if end_s < best_s:
-                best_s, best = end_s, last
-        return {place for place in dense if place <= best}
+            link = Lane()
+            link.take(upto_s[last], self.cluster.all_reduce_s(reduced_bytes))
+            end_s = link.take(upto_s[-1], self.cost.gather_bytes_s(behind_bytes))
+            best = min(best, (end_s, last, reduced_bytes), key=itemgetter(0))
+        return {place for place in dense if place <= best[1]}, best[2]
 
-    def _reduce_s(self, group: list[Arrival], places: set[int]) -> float:
-        size_bytes = sum(group[place].tensor.size_bytes for place in places)
-        return self.cluster.all_reduce_s(size_bytes)
+    def _payload_bytes(self, group: list[Arrival], dense: set[int], density: float) -> int:
+        return sum(
+            _dense_bytes(one)
+            if place in dense
+            else ENTRY_BYTES * max(1, round(density * one.tensor.numel))
+            for place, one in enumerate(group)
+        )
 
-    def _payload_bytes(
-        self, group: list[Arrival], dense: set[int], sparse: set[int], density: float
-    ) -> int:
-        entries = (max(1, round(density * group[place].tensor.numel)) for place in sparse)
-        return sum(_dense_bytes(group[place]) for place in dense) + ENTRY_BYTES * sum(entries)
+
+def _chunks(group: list[Arrival], places: Iterable[int]) -> tuple[Chunk, ...]:
+    return chunks_in(group[place] for place in sorted(places))
 
 
 def _numel(group: Iterable[Arrival]) -> int:

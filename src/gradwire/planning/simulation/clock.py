@@ -1,169 +1,92 @@
-"""The virtual clock: when messages start and end on a link, and layers before and after them.
-
-Source: US-Byte, equations 2, 3, 9, 11 and 12, for any plan; several messages at once are not in
-that model. Here they share the bandwidth equally (processor sharing). Their latencies overlap, but
-for the host's share of them, during which the link waits for the host. ``Plan`` says which
-messages may be under way at once.
-Differences from the paper: none at credit 1; blocks of any size cost what their bytes cost, so its
-    delta t (equation 8) is not needed.
-"""
+"""The virtual clock: one iteration of a plan, on a rank that stands for all or on all ranks."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple
 
+from ...contract import Exchange
+from ...contract.member import turns_of
+from ...contract.spec import TensorSpec
 from ...contract.trace.span import Span
+from ...exchange.two_level import on_hosts
+from ..check import check
 from ..data.cluster import Cluster
-from ..data.plan import Plan
+from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
-from .demand import Demand, Encoding, Inline
+from ..exchanges import planned_spec, sound_exchanges
+from .closed_form import forward_times
 from .events import Traffic, play
-from .network import NEVER
-from .pace import Pace, carrying_s, missing_s
-from .representative import supersteps_of_one
+from .network import HAIR
+from .representative import alone
+from .supersteps import (
+    NOT_MEASURED,
+    Superstep,
+    Tariff,
+    Work,
+    all_reduce,
+    supersteps_of,
+    takes_turns,
+)
 
-MessageCosts = Sequence[tuple[float, float]]
-"""For each message: seconds of latency, and seconds that it takes of a whole link."""
-
-
-class Line(Protocol):
-    """Messages that wait for the wire."""
-
-    def next_s(self, end_s: Sequence[float]) -> float:
-        """The earliest second at which a message could start; ``NEVER`` when none is left.
-
-        ``end_s`` holds the second at which each message ended, ``NEVER`` where it has not.
-        """
-
-    def take(self, now_s: float) -> int:
-        """Removes and returns the message that starts now."""
+# ---- the model beside a busy lane --------------------------------------------------------------
 
 
-class FixedOrder:
-    """The head of the line waits: message 0 first, then message 1.
+@dataclass(frozen=True)
+class Pace:
+    """The stretches of time in which a rank's compute lane is busy, and its model's pace beside it.
 
-    Message i waits until it is ready and until all messages in ``after[i]`` have ended.
+    Where ranks have fewer cores than threads that compute, an encode beside the backward pass takes
+    processor time away from it. ``Cluster.beside`` is the pace that is left. The lane's own seconds
+    stay as they are: what the two take together is the same, whoever is served first.
+
+    >>> pace = Pace(((1.0, 2.0), (4.0, 5.0)), 0.5)
+    >>> pace.end_s(0.0, 1.5), pace.end_s(1.5, 3.0)
+    (2.0, 5.25)
     """
 
-    def __init__(self, ready_s: Sequence[float], after: Sequence[Sequence[int]] = ()) -> None:
-        self._ready_s = ready_s
-        self._after = after if any(after) else ()
-        self._head = 0
+    busy: tuple[tuple[float, float], ...]
+    """Starts and ends in seconds, ascending; none overlap."""
+    beside: float
 
-    def next_s(self, end_s: Sequence[float]) -> float:
-        head = self._head
-        if head == len(self._ready_s):
-            return NEVER
-        ready_s = self._ready_s[head]
-        if not self._after:
-            return ready_s
-        return max(ready_s, max((end_s[other] for other in self._after[head]), default=0.0))
+    @classmethod
+    def of(cls, spans: Iterable[Span], beside: float, rank: int = 0) -> Pace:
+        """The pace beside the compute spans of a rank; where it is 1, nothing is slowed down."""
+        if beside == 1:
+            return cls((), 1.0)
+        own = (one for one in spans if one.rank == rank and one.lane == "compute")
+        return cls(tuple(sorted((one.start_s, one.end_s) for one in own if one.duration_s)), beside)
 
-    def take(self, now_s: float) -> int:
-        self._head += 1
-        return self._head - 1
-
-
-class ByPriority:
-    """The ready message whose ``priority`` is the smallest number starts first."""
-
-    def __init__(self, ready_s: Sequence[float], priority: Sequence[int]) -> None:
-        self._ready_s = ready_s
-        self._priority = priority
-        self._coming = sorted(range(len(ready_s)), key=lambda i: (ready_s[i], i), reverse=True)
-        self._ready: list[tuple[int, int]] = []
-
-    def next_s(self, end_s: Sequence[float]) -> float:
-        if self._ready:
-            return 0.0
-        return self._ready_s[self._coming[-1]] if self._coming else NEVER
-
-    def take(self, now_s: float) -> int:
-        while self._coming and self._ready_s[self._coming[-1]] <= now_s:
-            arrived = self._coming.pop()
-            heapq.heappush(self._ready, (self._priority[arrived], arrived))
-        return heapq.heappop(self._ready)[1]
+    def end_s(self, start_s: float, seconds: float) -> float:
+        """The second at which a computation ends that takes ``seconds`` where nothing disturbs."""
+        now_s, left_s = start_s, seconds
+        for from_s, until_s in self.busy:
+            if until_s <= now_s:
+                continue
+            free_s = max(0.0, from_s - now_s)
+            if left_s <= free_s + HAIR * (1 + from_s):  # a lane that this end itself makes busy
+                break
+            now_s, left_s = max(now_s, from_s), left_s - free_s
+            done_s = (until_s - now_s) * self.beside
+            if left_s <= done_s:
+                return now_s + left_s / self.beside
+            now_s, left_s = until_s, left_s - done_s
+        return now_s + left_s
 
 
-@dataclass
-class Carried:
-    """Messages in the order in which they started, and when each started and ended."""
-
-    order: list[int]
-    start_s: list[float]
-    end_s: list[float]
+# ---- one iteration -----------------------------------------------------------------------------
 
 
-def carry(line: Line, parts_s: MessageCosts, credit: int) -> Carried:
-    """Carries all messages of ``line``: each waits for its latency and then uses the link.
+class Encode(NamedTuple):
+    """An encode elsewhere than on the compute lane at its message's launch."""
 
-    ``parts_s`` holds both for each message, in seconds. There are ``credit`` channels, which
-    messages take in turn: a message starts when the one that started ``credit`` places before it
-    has ended.
-    """
-    carried = Carried([], [0.0] * len(parts_s), [NEVER] * len(parts_s))
-    if credit == 1:
-        _carry_singly(line, parts_s, carried)
-    else:
-        _carry_shared(line, parts_s, credit, carried)
-    return carried
-
-
-def _carry_singly(line: Line, parts_s: MessageCosts, carried: Carried) -> None:
-    free_s, end_s = 0.0, carried.end_s
-    while (next_s := line.next_s(end_s)) < NEVER:
-        start_s = max(free_s, next_s)
-        message = line.take(start_s)
-        latency_s, work_s = parts_s[message]
-        free_s = start_s + (latency_s + work_s)
-        carried.order.append(message)
-        carried.start_s[message] = start_s
-        end_s[message] = free_s
-
-
-def _carry_shared(line: Line, parts_s: MessageCosts, credit: int, carried: Carried) -> None:
-    """Fair queueing: ``served_s`` is the work done for each sharing message, whenever it joined."""
-    now_s, served_s = 0.0, 0.0
-    order, ends_s = carried.order, carried.end_s
-    latent: list[tuple[float, int]] = []  # a heap of (end of its latency, message)
-    sharing: list[tuple[float, int]] = []  # a heap of (served_s at which it ends, message)
-    while True:
-        launch_s = _launch_s(line, carried, credit)
-        while launch_s <= now_s:
-            message = line.take(now_s)
-            order.append(message)
-            carried.start_s[message] = now_s
-            heapq.heappush(latent, (now_s + parts_s[message][0], message))
-            launch_s = _launch_s(line, carried, credit)
-        while latent and latent[0][0] <= now_s:
-            message = heapq.heappop(latent)[1]
-            heapq.heappush(sharing, (served_s + parts_s[message][1], message))
-        arrival_s = latent[0][0] if latent else NEVER
-        end_s = NEVER
-        if sharing:  # rounding may have served a hair more than the work there was
-            end_s = now_s + max(0.0, sharing[0][0] - served_s) * len(sharing)
-        until_s = min(launch_s, arrival_s, end_s)
-        if until_s == NEVER:
-            return
-        if end_s == until_s:
-            served_s, message = heapq.heappop(sharing)
-            ends_s[message] = end_s
-        elif sharing:
-            served_s += (until_s - now_s) / len(sharing)
-        now_s = until_s
-
-
-def _launch_s(line: Line, carried: Carried, credit: int) -> float:
-    """The second at which the next message starts; ``NEVER`` while it is unknown or its channel is
-    taken."""
-    order, end_s = carried.order, carried.end_s
-    if len(order) >= credit and end_s[order[-credit]] == NEVER:
-        return NEVER
-    return line.next_s(end_s)
+    layer: int
+    """It begins when this layer's backward has ended."""
+    message: int
+    name: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -176,24 +99,29 @@ class Timing:
     backward_end_s: list[float]
     message_start_s: list[float]
     message_end_s: list[float]
-    message_bytes: list[int]
-    message_layers: list[set[int]]
+    message_bytes: Sequence[int]
+    message_layers: Sequence[Collection[int]]
     """The places in forward order of the layers whose gradients each message carries."""
     ready_s: list[float]
     """When all gradients of each message are ready, and encoded if they are so inline."""
     forward_start_s: list[float]
     forward_end_s: list[float]
-    inline: Sequence[Inline] = ()
+    inline: Sequence[Encode]
     """Encodes that the backward pass waits for, behind the computation of their layers."""
-    early_s: float = 0.0
+    early_s: float
     """Seconds of the compute lane in which tensors are encoded before their message is whole."""
-    spans: Sequence[Span] = ()
-    """Spans of messages that were played by events; empty where closed forms gave their times."""
+    spans: Sequence[Span]
+    """Spans of the rank's messages, on the lanes "compute" and "communication"."""
 
     @property
     def inline_s(self) -> float:
         """Seconds by which encodes lengthen the backward pass."""
         return sum(one.seconds for one in self.inline)
+
+    @property
+    def lane_s(self) -> float:
+        """Seconds in which the compute lane is busy."""
+        return sum(span.duration_s for span in self.spans if span.lane == "compute")
 
     @property
     def iteration_s(self) -> float:
@@ -202,26 +130,200 @@ class Timing:
         return self.forward_end_s[-1]
 
 
-UNHINDERED = Pace((), 1.0)
-"""The pace of a model beside which no lane is busy."""
+@dataclass(frozen=True)
+class Iteration:
+    """The messages of one iteration; lists have an entry for each, in issue order."""
+
+    profile: Profile
+    cluster: Cluster
+    layers: Sequence[Collection[int]]
+    """The layers whose gradients each message carries, by their number in forward order."""
+    credit: int
+    overlap_forward: bool
+    num_bytes: Sequence[int]
+    labels: Sequence[str]
+    after: Sequence[Sequence[int]] = ()
+    inline: Sequence[Encode] = ()
+    """In backward order, and within a layer in issue order."""
+    early: Sequence[Encode] = ()
+    """Encodes on the compute lane that may begin before their message is launched."""
+
+    def timings(
+        self, supersteps: list[list[tuple[Superstep, ...]]], slowness: Sequence[float] = (1.0,)
+    ) -> list[Timing]:
+        """The times on each rank: of ``supersteps[rank][message]``, with a factor on computing."""
+        added_s = [0.0] * len(self.profile.layers)
+        for one in self.inline:
+            added_s[one.layer] += one.seconds
+        both = zip(reversed(self.profile.layers), reversed(added_s), strict=True)
+        alone_s = list(accumulate(layer.backward_s + more_s for layer, more_s in both))[::-1]
+        ends_s = [[factor * end_s for end_s in alone_s] for factor in slowness]
+        played = play(
+            Traffic(
+                supersteps,
+                [self._ready_s(own_s) for own_s in ends_s],
+                self.labels,
+                self.credit,
+                self.after,
+                [self._early_from(own_s) for own_s in ends_s] if self.early else (),
+                slowness,
+                self.cluster.ranks_per_host if len(slowness) > 1 else 1,
+                self.cluster.beside,
+            )
+        )
+        of_rank: list[list[Span]] = [[] for _ in slowness]
+        for span in played.spans:
+            of_rank[span.rank].append(span)
+        every = zip(ends_s, supersteps, of_rank, played.start_s, played.end_s, strict=True)
+        return [self._timing(f, *own) for f, own in zip(slowness, every, strict=True)]
+
+    def _timing(
+        self,
+        slowness: float,
+        alone_s: list[float],
+        supersteps: list[tuple[Superstep, ...]],
+        spans: list[Span],
+        start_s: list[float],
+        end_s: list[float],
+    ) -> Timing:
+        pace = Pace.of(spans, self.cluster.beside, spans[0].rank if spans else 0)
+        backward_end_s = [pace.end_s(0.0, own_s) for own_s in alone_s]
+        may_start_s = [backward_end_s[0]] * len(alone_s)
+        for own, ended_s in zip(self.layers, end_s, strict=True):
+            for layer in own if self.overlap_forward else (0,):
+                may_start_s[layer] = max(may_start_s[layer], ended_s)
+        forward_s = [slowness * layer.forward_s for layer in self.profile.layers]
+        forward = forward_times(forward_s, may_start_s, pace.end_s)
+        timing = Timing(
+            backward_start_s=[*backward_end_s[1:], 0.0],
+            backward_end_s=backward_end_s,
+            message_start_s=start_s,
+            message_end_s=end_s,
+            message_bytes=self.num_bytes,
+            message_layers=self.layers,
+            ready_s=self._ready_s(backward_end_s),
+            forward_start_s=forward[0],
+            forward_end_s=forward[1],
+            inline=self.inline,
+            early_s=sum(one.seconds for one in self.early),
+            spans=spans,
+        )
+        if self.cluster.cores is not None:
+            computing_s = alone_s[0] + sum(forward_s) + timing.lane_s
+            self._delay(timing, computing_s + self._carrying_s(supersteps))
+        return timing
+
+    def _ready_s(self, backward_end_s: list[float]) -> list[float]:
+        # The smaller a layer's number, the later its backward ends.
+        return [backward_end_s[min(own)] for own in self.layers]
+
+    def _early_from(self, backward_end_s: list[float]) -> list[list[tuple[float, Work]]]:
+        found: list[list[tuple[float, Work]]] = [[] for _ in self.layers]
+        for layer, message, name, seconds in self.early:
+            found[message].append((backward_end_s[layer], Work(name, seconds)))
+        return found
+
+    # Where ranks have too few cores, all that a rank does takes its turn. Layers and the compute
+    # lane were measured on all ranks at once, so their seconds are those of cores that are shared.
+    # What is left is what messages take of the cores themselves: system calls, copies, checksums.
+    # Where computation hides the wire, a clock of lanes alone would have that for nothing.
+
+    def _carrying_s(self, supersteps: list[tuple[Superstep, ...]]) -> float:
+        """Seconds in which a rank's cores carry the verbs of its messages, and compute nothing."""
+        return sum(
+            one.num_verbs * self.cluster.busy_s(one.sent_bytes / one.num_verbs)
+            for own in supersteps
+            for one in own
+            if one.wire and one.num_verbs
+        )
+
+    def _delay(self, timing: Timing, busy_s: float) -> None:
+        """Makes an iteration as long as its rank's cores are busy.
+
+        Only sums are known: the next forward pass stands for whatever of it waits for cores.
+        """
+        late_s = max(0.0, busy_s - timing.iteration_s)
+        for times_s in (timing.forward_start_s, timing.forward_end_s):
+            times_s[:] = [one_s + late_s for one_s in times_s]
 
 
-def backward_ends(profile: Profile) -> list[float]:
-    """The second at which each layer's gradients are ready, in forward order (equation 2)."""
-    return list(accumulate(layer.backward_s for layer in reversed(profile.layers)))[::-1]
+# ---- the iteration of a plan -------------------------------------------------------------------
 
 
-def forward_times(
-    forward_s: Sequence[float], may_start_s: Sequence[float], pace: Pace = UNHINDERED
-) -> tuple[list[float], list[float]]:
-    """Starts and ends, in seconds, of forward computations one after the other (equation 11)."""
-    starts_s, ends_s, now_s = [], [], 0.0
-    for duration_s, earliest_s in zip(forward_s, may_start_s, strict=True):
-        start_s = max(now_s, earliest_s)
-        now_s = pace.end_s(start_s, duration_s)
-        starts_s.append(start_s)
-        ends_s.append(now_s)
-    return starts_s, ends_s
+@dataclass(frozen=True)
+class Demand:
+    """The demand of a plan on the network, for one profile and cluster."""
+
+    plan: Plan
+    iteration: Iteration
+    specs: list[TensorSpec]
+    """The gradient that each message exchanges.
+
+    It has shapes only where the exchange acts on whole tensors. Elsewhere it has none, so that
+    messages of one size and dtype are priced only once.
+    """
+    exchanges: dict[str, Exchange]
+    """By their names in the plan, as the cluster's hosts carry them out."""
+
+    @classmethod
+    def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> Demand:
+        """The demand of a plan; raises ``InvalidSetting`` if it is not sound for the profile."""
+        check(plan, profile)
+        tensors = {t.name: t for layer in profile.layers for t in layer.tensors}
+        made = sound_exchanges(plan, tensors)
+        layer_of = {t.name: i for i, layer in enumerate(profile.layers) for t in layer.tensors}
+        layers = [{layer_of[c.tensor] for c in message.chunks} for message in plan.messages]
+        specs = [
+            planned_spec(message, tensors, is_shaped=made[message.exchange].keeps_whole)
+            for message in plan.messages
+        ]
+        labels = [_label(message) for message in plan.messages]
+        encodes = list(encodes_of(plan, cluster, layer_of, layers, labels))
+        inline = [one for one, is_inline in encodes if is_inline]
+        iteration = Iteration(
+            profile,
+            cluster,
+            layers,
+            plan.credit,
+            plan.overlap_forward,
+            [spec.numel * spec.dtype.itemsize for spec in specs],
+            labels,
+            [message.after for message in plan.messages],
+            sorted(inline, key=lambda one: -one.layer),
+            [one for one, is_inline in encodes if not is_inline],
+        )
+        exchanges = {name: on_hosts(one, cluster.ranks_per_host) for name, one in made.items()}
+        return cls(plan, iteration, specs, exchanges)
+
+    def one_rank(self) -> Timing:
+        """The times on a rank that stands for all."""
+        cluster = self.iteration.cluster
+        tariffs = {name: Tariff.of(self.exchanges[name], cluster) for name in self.plan.exchanges}
+        every = list[tuple[Superstep, ...]]()
+        for message, spec in zip(self.plan.messages, self.specs, strict=True):
+            if message.exchange == DENSE:
+                every.append((all_reduce(spec.numel * spec.dtype.itemsize, cluster),))
+            else:
+                exchange = self.exchanges[message.exchange]
+                supersteps = alone(exchange, spec, tariffs[message.exchange])
+                every.append(without_encode(message, supersteps))
+        return self.iteration.timings([every])[0]
+
+    def all_ranks(self, slowness: Sequence[float]) -> list[Timing]:
+        """The times on every rank, with a factor on each rank's computations."""
+        cluster, known = self.iteration.cluster, dict[object, list[tuple[Superstep, ...]]]()
+        tariffs = {name: Tariff.of(made, cluster) for name, made in self.exchanges.items()}
+        every: list[list[tuple[Superstep, ...]]] = [[] for _ in slowness]
+        turns = turns_of(message.exchange for message in self.plan.messages)
+        for message, spec, turn in zip(self.plan.messages, self.specs, turns, strict=True):
+            exchange, tariff = self.exchanges[message.exchange], tariffs[message.exchange]
+            own_turn = turn if takes_turns(exchange, spec, tariff) else 0
+            key = message.exchange, spec, own_turn
+            if key not in known:  # messages of one size and exchange are alike but for their turn
+                known[key] = supersteps_of(exchange, spec, tariff, own_turn)
+            for own, supersteps in zip(every, known[key], strict=True):
+                own.append(without_encode(message, supersteps))
+        return self.iteration.timings(every, slowness)
 
 
 def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
@@ -230,60 +332,57 @@ def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
     Raises ``InvalidSetting`` for a plan that is not sound for the profile, or that uses an exchange
     that cannot be made or looks at values.
     """
-    demand = Demand.of(plan, profile)
-    encoding = Encoding.of(demand, cluster)
-    backward_end_s = encoding.backward_ends([layer.backward_s for layer in profile.layers])
-    start_s, end_s, spans, carried_s = _messages(demand, encoding, backward_end_s, cluster)
-    pace = Pace.of(spans, cluster.beside)
-    lane_s = sum(span.duration_s for span in spans if span.lane == "compute")
-    computing_s = backward_end_s[0] + profile.forward_s + lane_s
-    backward_end_s = [pace.end_s(0.0, alone_s) for alone_s in backward_end_s]
-    forward_start_s, forward_end_s = forward_times(
-        [layer.forward_s for layer in profile.layers],
-        demand.forward_may_start_s(backward_end_s, end_s),
-        pace,
-    )
-    late_s = missing_s(forward_end_s[-1], computing_s, carried_s, cluster)
-    # Only sums are known: the next forward pass stands for whatever of it waits for cores.
-    forward_start_s, forward_end_s = (
-        [one_s + late_s for one_s in times_s] for times_s in (forward_start_s, forward_end_s)
-    )
-    return Timing(
-        backward_start_s=[*backward_end_s[1:], 0.0],
-        backward_end_s=backward_end_s,
-        message_start_s=start_s,
-        message_end_s=end_s,
-        message_bytes=demand.num_bytes,
-        message_layers=demand.layers,
-        ready_s=demand.ready_s(backward_end_s),
-        forward_start_s=forward_start_s,
-        forward_end_s=forward_end_s,
-        inline=encoding.inline,
-        early_s=sum(one.work.seconds for own in encoding.early for one in own),
-        spans=spans,
-    )
+    return Demand.of(plan, profile, cluster).one_rank()
 
 
-def _messages(
-    demand: Demand, encoding: Encoding, backward_end_s: list[float], cluster: Cluster
-) -> tuple[list[float], list[float], Sequence[Span], float]:
-    """Starts and ends of messages, their spans, and seconds in which cores carry them.
+def _label(message: PlannedMessage) -> str:
+    first, *others = message.chunks
+    label = f"{first.tensor}[{first.start}:{first.stop}]"
+    return f"{label} and {len(others)} more" if others else label
 
-    ``backward_end_s`` are those of a backward pass that no lane slows down.
+
+def encodes_of(
+    plan: Plan,
+    cluster: Cluster,
+    layer_of: dict[str, int],
+    layers: list[set[int]],
+    labels: list[str],
+) -> Iterator[tuple[Encode, bool]]:
+    """The encodes that messages name, and whether the backward pass waits for each.
+
+    Among one rank nothing is encoded; what is not measured takes no time.
     """
-    ready_s, credit = demand.ready_s(backward_end_s), demand.plan.credit
-    if demand.is_dense:
-        carried = carry(
-            FixedOrder(ready_s, demand.after()),
-            [cluster.parts_s("all_reduce", size) for size in demand.num_bytes],
-            credit,
-        )
-        carried_s = sum(cluster.busy_s(cluster.wire_bytes(size)) for size in demand.num_bytes)
-        return carried.start_s, carried.end_s, (), carried_s
-    supersteps = supersteps_of_one(demand, cluster)
-    early = encoding.early_from(backward_end_s)
-    labels, after = demand.labels(), demand.after()
-    played = play(
-        Traffic([supersteps], [ready_s], labels, credit, after, [early], beside=cluster.beside)
-    )
-    return played.start_s[0], played.end_s[0], played.spans, carrying_s(supersteps, cluster)
+    for number, message in enumerate(plan.messages if cluster.num_ranks > 1 else ()):
+        if not message.inline and not message.early:
+            continue
+        exchange = plan.exchanges[message.exchange]
+        codec = cluster.codecs.get(exchange.encoder)
+        inline_line = cluster.inline_line(exchange.encoder)
+        # Launched when the gradients of all messages before it are ready too.
+        last = min(min(own) for own in layers[: number + 1])
+        pieces = [(labels[number], last, sum(c.numel for c in message.chunks), True)]
+        if exchange.sparsifier is not None:
+            pieces = [
+                (c.tensor, layer_of[c.tensor], c.numel, c.tensor in message.inline)
+                for c in message.chunks
+                if c.tensor in (*message.inline, *message.early)
+            ]
+        for what, layer, numel, is_inline in pieces:
+            line = inline_line if is_inline else codec and codec.encode
+            name = f"encode {what}" if line else f"encode {what} ({NOT_MEASURED})"
+            yield Encode(layer, number, name, line.seconds(numel) if line else 0.0), is_inline
+
+
+def without_encode(
+    message: PlannedMessage, supersteps: tuple[Superstep, ...]
+) -> tuple[Superstep, ...]:
+    """A message's supersteps, less the encodes before the first transfer that are done apart."""
+    if not message.inline and not message.early:
+        return supersteps
+    first = next((at for at, one in enumerate(supersteps) if one.wire), len(supersteps))
+    found = []
+    for one in supersteps[:first]:
+        works = tuple(work for work in one.works if not work.name.startswith("encode"))
+        if works:
+            found.append(one._replace(works=works))
+    return (*found, *supersteps[first:])

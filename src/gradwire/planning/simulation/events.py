@@ -15,117 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...contract.trace.span import Span
 from ...contract.travel import members
 from ...contract.units import format_bytes
 from ...contract.verbs import Among
 from ...errors import Deadlock, InvalidSetting
-from .network import NEVER, Network
-from .pace import HAIR
+from .closed_form import NEVER, carry
+from .network import HAIR, Network
 from .supersteps import Hop, Joint, Superstep, Work
-
-# ---- Meetings of ranks -------------------------------------------------------------------------
-#
-# A send meets its receive, a collective meets the same one of all ranks.
-
-
-class Post(NamedTuple):
-    """A verb for the network that a rank has come to; ``done`` is called once it is done."""
-
-    rank: int
-    message: int
-    verb: Hop | Joint
-    done: Callable[[], None]
-
-    def __str__(self) -> str:
-        size = format_bytes(self.verb.size_bytes)
-        if isinstance(self.verb, Joint):
-            what = f"{self.verb.name}({size})"
-        elif self.verb.sends:
-            what = f"Send({size} to rank {self.verb.peer})"
-        else:
-            what = f"Recv({size} from rank {self.verb.peer})"
-        return f"rank {self.rank} waits in {what} of message {self.message}"
-
-
-class Meetings:
-    """All verbs that wait for their other end, in the order in which ranks came to them.
-
-    Messages never meet: each has a lane of its own while it is on the wire.
-    """
-
-    def __init__(self, num_ranks: int, ranks_per_host: int = 1) -> None:
-        self._num_ranks, self._ranks_per_host = num_ranks, ranks_per_host
-        self._hops: dict[tuple[int, int, int, Among], deque[Post]] = {}
-        self._joints: dict[tuple[int, range, Among], dict[int, deque[Post]]] = {}
-
-    def come(self, post: Post) -> tuple[Post, ...]:
-        """All posts that meet if ``post`` was the last of them, ranks ascending; () if more must
-        come.
-
-        Raises ``InvalidSetting`` if ranks that meet want different verbs or sizes.
-        """
-        if isinstance(post.verb, Joint):
-            return self._come_to_all(post)
-        return self._come_to_one(post, post.verb)
-
-    def waiting(self) -> list[Post]:
-        """The posts that still wait."""
-        hops = [post for posts in self._hops.values() for post in posts]
-        joints = [p for ranks in self._joints.values() for posts in ranks.values() for p in posts]
-        return sorted((*hops, *joints), key=lambda post: (post.rank, post.message))
-
-    def _come_to_one(self, post: Post, hop: Hop) -> tuple[Post, ...]:
-        ends = (post.rank, hop.peer) if hop.sends else (hop.peer, post.rank)
-        key = (post.message, *ends, hop.among)
-        posts = self._hops.setdefault(key, deque())
-        if not posts or _sends(posts[0]) is hop.sends:
-            posts.append(post)
-            return ()
-        other = posts.popleft()
-        if not posts:
-            del self._hops[key]
-        met = (post, other) if hop.sends else (other, post)
-        if met[0].verb.size_bytes != met[1].verb.size_bytes:
-            raise InvalidSetting(
-                f"rank {ends[0]} sends {met[0].verb.size_bytes} bytes to rank {ends[1]}, which "
-                f"receives {met[1].verb.size_bytes}; both ends must agree"
-            )
-        return met
-
-    def _come_to_all(self, post: Post) -> tuple[Post, ...]:
-        among = post.verb.among
-        own = members(post.rank, self._num_ranks, self._ranks_per_host, among)
-        ranks = self._joints.setdefault((post.message, own, among), {})
-        ranks.setdefault(post.rank, deque()).append(post)
-        if len(ranks) < len(own):
-            return ()
-        met = tuple(ranks[rank].popleft() for rank in own)
-        self._joints[post.message, own, among] = {
-            rank: posts for rank, posts in ranks.items() if posts
-        }
-        first = met[0].verb
-        for other in met:
-            verb = other.verb
-            if (
-                isinstance(verb, Joint)
-                and isinstance(first, Joint)
-                and (verb.name != first.name or verb.like != first.like)
-            ):
-                raise InvalidSetting(
-                    f"ranks call different collectives, or with different sizes, dtypes or roots: "
-                    f"{met[0]}; {other}"
-                )
-        return met
-
-
-def _sends(post: Post) -> bool:
-    return isinstance(post.verb, Hop) and post.verb.sends
-
-
-# ---- the engine --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -171,46 +70,107 @@ def play(traffic: Traffic) -> Timetable:
     Raises ``Deadlock`` when ranks wait for each other, with what each of them waits for, and
     ``InvalidSetting`` when ranks disagree on a verb or a size.
     """
-    return _Engine(traffic).run()
+    return _closed(traffic) or _Engine(traffic).run()
+
+
+def _closed(traffic: Traffic) -> Timetable | None:
+    """The closed form, for one rank's messages that are one collective each; None for others."""
+    every, ready_s = traffic.supersteps[0], traffic.ready_s[0]
+    alone = [own[0] for own in every if len(own) == 1 == len(own[0].wire) and not own[0].works]
+    is_joint = all(isinstance(one.wire[0], Joint) for one in alone)
+    if len(traffic.supersteps) > 1 or len(alone) < len(every) or not is_joint:
+        return None
+    if any(map(any, traffic.early)):
+        return None
+    parts_s = [one.wire[0].price for one in alone]
+    carried = carry(ready_s, parts_s, traffic.credit, after=traffic.after)
+    spans = [
+        Span(
+            0,
+            "communication",
+            traffic.labels[number] or alone[number].name,
+            carried.start_s[number],
+            carried.end_s[number],
+            size_bytes=int(alone[number].sent_bytes),
+            step=0,
+            message=number,
+        )
+        for number in carried.order
+    ]
+    return Timetable(spans, [carried.start_s], [carried.end_s])
+
+
+class Post(NamedTuple):
+    """A verb for the network that a rank has come to; ``done`` is called once it is done."""
+
+    rank: int
+    message: int
+    verb: Hop | Joint
+    done: Callable[[], None]
+
+    def __str__(self) -> str:
+        size = format_bytes(self.verb.size_bytes)
+        if isinstance(self.verb, Joint):
+            what = f"{self.verb.name}({size})"
+        elif self.verb.sends:
+            what = f"Send({size} to rank {self.verb.peer})"
+        else:
+            what = f"Recv({size} from rank {self.verb.peer})"
+        return f"rank {self.rank} waits in {what} of message {self.message}"
+
+
+def _check_met(met: tuple[Post, ...]) -> None:
+    """Refuses posts that meet and want different verbs or sizes."""
+    first = met[0].verb
+    for other in met[1:]:
+        verb = other.verb
+        if isinstance(first, Hop):
+            if first.size_bytes != verb.size_bytes:
+                raise InvalidSetting(
+                    f"rank {met[0].rank} sends {first.size_bytes} bytes to rank {other.rank}, "
+                    f"which receives {verb.size_bytes}; both ends must agree"
+                )
+        elif isinstance(verb, Joint) and (verb.name, verb.like) != (first.name, first.like):
+            raise InvalidSetting(
+                f"ranks call different collectives, or with different sizes, dtypes or roots: "
+                f"{met[0]}; {other}"
+            )
 
 
 @dataclass(eq=False, slots=True)
 class _Course:
     """One rank's way through one message."""
 
-    rank: int
+    rank: _Rank
     message: int
     supersteps: tuple[Superstep, ...]
     label: str
+    is_launched: bool = False
     at: int = -1
-    num_early: int = 0
-    """Computations from before its launch that are not done."""
-    num_open: int = 0
-    """Computations of this superstep, and its wire as one, that are not done."""
+    num_open: int = 1
+    """Events before its next superstep: its launch, computations that are not done, and its wire
+    as one."""
     num_wire: int = 0
     """Verbs of its wire that are not done."""
     is_waiting: bool = False
     """At the gate: for its turn to use the wire."""
     posted_s: float = 0.0
 
-    @property
-    def has_several(self) -> bool:
-        """Whether it is on the wire more than once."""
-        return sum(bool(superstep.wire) for superstep in self.supersteps) > 1
 
-
-@dataclass
+@dataclass(eq=False)
 class _Rank:
     """The progress of one rank."""
 
-    courses: list[_Course]
+    number: int
+    ready_s: Sequence[float]
     slowness: float
     start_s: list[float]
     end_s: list[float]
+    courses: list[_Course] = field(default_factory=list)
     num_passed: int = 0
     """The number of messages that went through the gate: always the first ones in issue order."""
-    queue: list[tuple[int, int, _Course, str, float]] = field(default_factory=list)
-    """The compute lane: a heap of (message, number, course, name, seconds)."""
+    queue: list[tuple[int, int, _Course, Work]] = field(default_factory=list)
+    """The compute lane: a heap of (message, number, course, computation)."""
     is_busy: bool = False
     busy_until_s: float = 0.0
     """The end of the computation that the lane is busy with."""
@@ -230,37 +190,36 @@ class _Rank:
 
 class _Engine:
     def __init__(self, traffic: Traffic) -> None:
-        self.credit = traffic.credit
+        self.traffic = traffic
         self.after = traffic.after or ((),) * len(traffic.labels)
-        self.ready_s, self.early = traffic.ready_s, traffic.early
-        self.num_ranks = len(traffic.supersteps)
-        slowness = traffic.slowness or (1.0,) * self.num_ranks
+        self.beside = traffic.beside
+        num_messages = len(traffic.labels)
         self.ranks = [
-            _Rank(
-                [
-                    _Course(rank, message, supersteps, traffic.labels[message])
-                    for message, supersteps in enumerate(own)
-                ],
-                slowness[rank],
-                [NEVER] * len(own),
-                [NEVER] * len(own),
+            _Rank(number, own_s, slowness, [NEVER] * num_messages, [NEVER] * num_messages)
+            for number, (own_s, slowness) in enumerate(
+                zip(traffic.ready_s, traffic.slowness or (1.0,) * len(traffic.ready_s), strict=True)
             )
-            for rank, own in enumerate(traffic.supersteps)
         ]
-        self.ranks_per_host, self.beside = traffic.ranks_per_host, traffic.beside
-        num_hosts = -(-self.num_ranks // self.ranks_per_host)
+        for rank, every in zip(self.ranks, traffic.supersteps, strict=True):
+            for message, supersteps in enumerate(every):
+                rank.courses.append(_Course(rank, message, supersteps, traffic.labels[message]))
+        self.per_host = traffic.ranks_per_host
+        num_hosts = -(-len(self.ranks) // self.per_host)
         self.links = Network()
-        self.within = [Network() for _ in range(num_hosts)] if self.ranks_per_host > 1 else []
+        self.within = [Network() for _ in range(num_hosts)] if self.per_host > 1 else []
         self.now_s = 0.0
         self.spans: list[Span] = []
         self.events: list[tuple[float, bool, int, Callable[[], None]]] = []
         self.count = count()
-        self.meetings = Meetings(self.num_ranks, self.ranks_per_host)
+        self.waiting: dict[tuple[Any, ...], dict[int, deque[Post]]] = {}
+        """Verbs that wait for their other end, in the order in which ranks came to them. Messages
+        never meet: each has a lane of its own while it is on the wire."""
 
     def run(self) -> Timetable:
-        for rank, early in zip(self.ranks, self.early, strict=False):
-            for course, own in zip(rank.courses, early, strict=False):
-                self._begin_early(rank, course, own)
+        for rank, early in zip(self.ranks, self.traffic.early, strict=False):
+            for course, works in zip(rank.courses, early, strict=False):
+                for ready_s, work in works:
+                    self._begin_early(course, ready_s, work)
         for rank in self.ranks:
             self._launch_at(rank, 0, 0.0)
         events, networks = self.events, (self.links, *self.within)
@@ -284,9 +243,8 @@ class _Engine:
 
     def _launch_at(self, rank: _Rank, message: int, not_before_s: float) -> None:
         if message < len(rank.courses):
-            course = rank.courses[message]
-            ready_s = self.ready_s[course.rank][message]
-            self._when_ready(rank, ready_s, partial(self._launch, rank, course), not_before_s)
+            launch = partial(self._launch, rank.courses[message])
+            self._when_ready(rank, rank.ready_s[message], launch, not_before_s)
 
     def _when_ready(
         self, rank: _Rank, ready_s: float, then: Callable[[], None], not_before_s: float = 0.0
@@ -305,59 +263,44 @@ class _Engine:
         needs_s = left_s / self.beside if left_s <= done_s else rest_s + left_s - done_s
         self._at(self.now_s + needs_s, partial(self._when_ready, rank, ready_s, then))
 
-    def _begin_early(
-        self, rank: _Rank, course: _Course, early: Sequence[tuple[float, Work]]
-    ) -> None:
-        """Puts the computations from before a message's launch on the compute lane in time.
-
-        They count as the message's first superstep, which may be over when it is launched.
-        """
-        if early:
-            course.supersteps = (_AHEAD, *course.supersteps)
-        for ready_s, (name, seconds) in early:
-            if seconds:
-                course.num_early += 1
-                begin = partial(self._compute, rank, course, name, seconds)
-                self._when_ready(rank, ready_s, begin)
-            else:
-                self._at(ready_s, partial(self._note, course, "compute", name, ready_s))
-
-    def _launch(self, rank: _Rank, course: _Course) -> None:
-        rank.start_s[course.message] = self.now_s
-        if course.num_early:
-            course.at, course.num_open = 0, course.num_early
-            self._open_gate(rank)
+    def _begin_early(self, course: _Course, ready_s: float, work: Work) -> None:
+        """Puts a computation from before a message's launch on the compute lane in time."""
+        if work.seconds:
+            course.num_open += 1
+            self._when_ready(course.rank, ready_s, partial(self._compute, course, work))
         else:
-            self._proceed(course)
-        self._launch_at(rank, course.message + 1, self.now_s)
+            self._at(ready_s, partial(self._note, course, "compute", work.name, ready_s))
+
+    def _launch(self, course: _Course) -> None:
+        course.rank.start_s[course.message], course.is_launched = self.now_s, True
+        self._done(course)
+        self._open_gate(course.rank)
+        self._launch_at(course.rank, course.message + 1, self.now_s)
 
     def _proceed(self, course: _Course) -> None:
         """Moves a course on to its next superstep that takes time, or to its end."""
-        rank = self.ranks[course.rank]
-        while True:
+        while not course.num_open:
             course.at += 1
             if course.at == len(course.supersteps):
-                self._to_the_gate(rank, course)
+                self._to_the_gate(course)
                 return
             superstep = course.supersteps[course.at]
             course.num_open = bool(superstep.wire)
-            for name, seconds in superstep.works:
-                if seconds:
+            for work in superstep.works:
+                if work.seconds:
                     course.num_open += 1
-                    self._compute(rank, course, name, seconds)
+                    self._compute(course, work)
                 else:
-                    self._note(course, "compute", name, self.now_s)
+                    self._note(course, "compute", work.name, self.now_s)
             if superstep.wire:
-                self._to_the_gate(rank, course)
-            if course.num_open:
-                return
+                self._to_the_gate(course)
 
-    def _to_the_gate(self, rank: _Rank, course: _Course) -> None:
-        if course.message < rank.num_passed:
-            self._pass(rank, course)
+    def _to_the_gate(self, course: _Course) -> None:
+        if course.message < course.rank.num_passed:
+            self._pass(course)
         else:
             course.is_waiting = True
-        self._open_gate(rank)
+        self._open_gate(course.rank)
 
     def _open_gate(self, rank: _Rank) -> None:
         """Lets launched messages use the wire, in issue order, each when its lane is free.
@@ -367,44 +310,54 @@ class _Engine:
         end_s = rank.end_s
         while (message := rank.num_passed) < len(end_s):
             course = rank.courses[message]
-            before = message - self.credit
+            before = message - self.traffic.credit
             if (
-                course.at < 0
+                not course.is_launched
                 or (before >= 0 and end_s[before] == NEVER)
                 or any(end_s[other] == NEVER for other in self.after[message])
             ):
                 return
             rank.num_passed += 1
             if course.is_waiting:
-                self._pass(rank, course)
+                self._pass(course)
 
-    def _pass(self, rank: _Rank, course: _Course) -> None:
+    def _pass(self, course: _Course) -> None:
         if course.at == len(course.supersteps):
-            rank.end_s[course.message] = self.now_s
+            course.rank.end_s[course.message] = self.now_s
             return
         wire = course.supersteps[course.at].wire
         course.posted_s, course.num_wire = self.now_s, len(wire)
-        done = partial(self._sent, course)
         for verb in wire:
-            met = self.meetings.come(Post(course.rank, course.message, verb, done))
-            if met:
-                self._begin(met)
+            self._come(Post(course.rank.number, course.message, verb, partial(self._sent, course)))
 
-    def _begin(self, met: tuple[Post, ...]) -> None:
-        """Starts the verbs that met together; where prices differ, the highest counts for all."""
-        latency_s, work_s = map(max, zip(*(post.verb.price for post in met), strict=True))
-        self._at(self.now_s + latency_s, partial(self._travel, met, work_s))
+    def _come(self, post: Post) -> None:
+        """Begins a verb if its rank is the last one to come to it."""
+        verb, parties, key = post.verb, range(2), tuple[Any, ...]()
+        if isinstance(verb, Joint):
+            parties = members(post.rank, len(self.ranks), self.per_host, verb.among)
+            key, party = (post.message, parties, verb.among), post.rank
+        else:  # the sender, then the receiver
+            ends = (post.rank, verb.peer) if verb.sends else (verb.peer, post.rank)
+            key, party = (post.message, *ends, verb.among), int(not verb.sends)
+        posts = self.waiting.setdefault(key, {})
+        posts.setdefault(party, deque()).append(post)
+        if len(posts) == len(parties):
+            met = tuple(posts[one].popleft() for one in parties)
+            self.waiting[key] = {one: own for one, own in posts.items() if own}
+            _check_met(met)
+            # Where prices differ, the highest counts for all.
+            latency_s, work_s = map(max, zip(*(one.verb.price for one in met), strict=True))
+            self._at(self.now_s + latency_s, partial(self._travel, met, work_s))
 
     def _travel(self, met: tuple[Post, ...], work_s: float) -> None:
-        verb, (host, place) = met[0].verb, divmod(met[0].rank, self.ranks_per_host)
+        verb, (host, place) = met[0].verb, divmod(met[0].rank, self.per_host)
         is_within = verb.among is Among.HOST and bool(self.within)
-        network = self.within[host] if is_within else self.links
+        network, done = self.within[host] if is_within else self.links, partial(_tell, met)
         if isinstance(verb, Joint):
-            network.collective(work_s, partial(_tell, met))
+            network.collective(work_s, done)
             return
-        to_host, to_place = divmod(met[1].rank, self.ranks_per_host)
-        ends = (place, to_place) if is_within else (host, to_host)
-        network.transfer(*ends, work_s, partial(_tell, met))
+        to_host, to_place = divmod(met[1].rank, self.per_host)
+        network.transfer(*((place, to_place) if is_within else (host, to_host)), work_s, done)
 
     def _sent(self, course: _Course) -> None:
         course.num_wire -= 1
@@ -414,30 +367,21 @@ class _Engine:
 
     def _done(self, course: _Course) -> None:
         course.num_open -= 1
-        if not course.num_open:
-            self._proceed(course)
+        self._proceed(course)
 
     def _note(self, course: _Course, lane: str, name: str, start_s: float) -> None:
-        on_wire = lane == "communication"
-        superstep = course.supersteps[course.at]
-        if on_wire and course.label:
-            name = f"{course.label}: {name}" if course.has_several else course.label
-        self.spans.append(
-            Span(
-                course.rank,
-                lane,
-                name,
-                start_s,
-                self.now_s,
-                size_bytes=superstep.sent_bytes if on_wire else 0,
-                step=0,
-                message=course.message,
-            )
-        )
+        size_bytes = 0
+        if lane == "communication":
+            size_bytes = int(course.supersteps[course.at].sent_bytes)
+            if course.label:
+                has_several = sum(bool(superstep.wire) for superstep in course.supersteps) > 1
+                name = f"{course.label}: {name}" if has_several else course.label
+        own = course.rank.number, lane, name, start_s, self.now_s, size_bytes, 0, course.message
+        self.spans.append(Span(*own))
 
-    def _compute(self, rank: _Rank, course: _Course, name: str, seconds: float) -> None:
-        entry = (course.message, next(self.count), course, name, seconds * rank.slowness)
-        heapq.heappush(rank.queue, entry)
+    def _compute(self, course: _Course, work: Work) -> None:
+        rank = course.rank
+        heapq.heappush(rank.queue, (course.message, next(self.count), course, work))
         if not rank.is_busy:  # it takes the first message's of all that come at this instant
             rank.change(self.now_s, self.beside, is_busy=True)
             self._at(self.now_s, partial(self._compute_next, rank), is_last=True)
@@ -445,28 +389,22 @@ class _Engine:
     def _compute_next(self, rank: _Rank) -> None:
         rank.change(self.now_s, self.beside, is_busy=bool(rank.queue))
         if rank.queue:
-            _, _, course, name, seconds = heapq.heappop(rank.queue)
-            rank.busy_until_s = self.now_s + seconds
-            done = partial(self._computed, rank, course, name, self.now_s)
-            self._at(self.now_s + seconds, done)
+            _, _, course, work = heapq.heappop(rank.queue)
+            rank.busy_until_s = self.now_s + work.seconds * rank.slowness
+            self._at(rank.busy_until_s, partial(self._computed, course, work.name, self.now_s))
 
-    def _computed(self, rank: _Rank, course: _Course, name: str, start_s: float) -> None:
+    def _computed(self, course: _Course, name: str, start_s: float) -> None:
         self._note(course, "compute", name, start_s)
-        course.num_early = max(0, course.num_early - 1)
-        if course.at >= 0:
-            self._done(course)  # what this makes ready competes for the lane
-        self._compute_next(rank)
+        self._done(course)  # what this makes ready competes for the lane
+        self._compute_next(course.rank)
 
     def _report(self) -> str:
-        lines = list(map(str, self.meetings.waiting()))
+        posts = (post for own in self.waiting.values() for posts in own.values() for post in posts)
+        lines = list(map(str, sorted(posts, key=lambda post: (post.rank, post.message))))
         ended = [str(i) for i, rank in enumerate(self.ranks) if NEVER not in rank.end_s]
         if ended:
             lines.append(f"already ended: rank {', '.join(ended)}")
         return "deadlock: " + "; ".join(lines)
-
-
-_AHEAD = Superstep((), (), 0)
-"""The place of a message's early computations among its supersteps."""
 
 
 def _tell(met: tuple[Post, ...]) -> None:

@@ -11,65 +11,30 @@ Source: progressive filling (Bertsekas and Gallager, Data Networks, 1992, sectio
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable
-from itertools import count
+from collections.abc import Callable
 
-NEVER = float("inf")
+from .closed_form import NEVER
 
 Side = int
 """Rank r transmits on side r and receives on side ~r."""
 
+HAIR = 1e-12
+"""The share of a time that rounding may have left of it."""
+
 
 class Flow:
-    """A transfer or a collective on its way.
+    """A transfer or, without ``sides``, a collective on its way.
 
     At the time ``since_s`` it still needed ``left_s`` seconds of a whole link.
     """
 
-    __slots__ = ("done", "left_s", "share", "sides", "since_s", "target_s")
+    __slots__ = ("done", "end_s", "left_s", "share", "sides", "since_s")
 
-    def __init__(self, work_s: float, done: Callable[[], None], sides: tuple[Side, ...]) -> None:
-        self.left_s, self.done, self.sides = work_s, done, sides
-        self.share = 0.0
-        self.since_s = 0.0
-        self.target_s = NEVER
-
-
-class _Pool:
-    """Flows that speed up and slow down together, on a clock of their own.
-
-    On that clock their ends stay put.
-    """
-
-    def __init__(self) -> None:
-        self.served_s = 0.0
-        self.speed = 1.0
-        self._heap: list[tuple[float, int, Flow]] = []
-        self._count = count()
-
-    def put(self, flow: Flow, target_s: float) -> None:
-        """Sets, or changes, when the flow ends on this clock."""
-        flow.target_s = target_s
-        heapq.heappush(self._heap, (target_s, next(self._count), flow))
-
-    def next_s(self) -> float:
-        """Seconds from now to the first end."""
-        heap = self._heap
-        while heap and heap[0][0] != heap[0][2].target_s:  # it was changed since
-            heapq.heappop(heap)
-        return max(0.0, heap[0][0] - self.served_s) / self.speed if heap else NEVER
-
-    def ended(self, at_least_one: bool) -> list[Flow]:
-        """Removes the flows that have ended; rounding may have left a hair of a flow."""
-        if at_least_one and self.next_s() < NEVER:
-            self.served_s = max(self.served_s, self._heap[0][0])
-        found = []
-        while self.next_s() == 0.0:
-            flow = heapq.heappop(self._heap)[2]
-            flow.target_s = NEVER
-            found.append(flow)
-        return found
+    def __init__(
+        self, work_s: float, done: Callable[[], None], sides: tuple[Side, ...], now_s: float
+    ) -> None:
+        self.left_s, self.done, self.sides, self.since_s = work_s, done, sides, now_s
+        self.share, self.end_s = 0.0, NEVER
 
 
 class Network:
@@ -77,130 +42,82 @@ class Network:
 
     def __init__(self) -> None:
         self._now_s = 0.0
-        self._joint = _Pool()
-        self._pairs = _Pool()  # its clock goes as fast as what collectives leave of each side
-        self._num_joint = 0
-        self._at: dict[Side, dict[Flow, None]] = {}  # a dict keeps its order, a set does not
-        self._changed: dict[Side, None] = {}
-        self._stale = False
+        self._flows: dict[Flow, None] = {}  # a dict keeps its order, a set does not
+        self._is_stale = False
 
     def collective(self, work_s: float, done: Callable[[], None]) -> Flow:
         """Starts a collective that takes ``work_s`` if it is alone; calls ``done`` at its end."""
-        flow = Flow(work_s, done, ())
-        self._num_joint += 1
-        self._joint.put(flow, self._joint.served_s + work_s)
-        self._stale = True
-        return flow
+        return self._start(work_s, done, ())
 
     def transfer(self, src: int, dst: int, work_s: float, done: Callable[[], None]) -> Flow:
         """Starts a transfer of ``work_s`` seconds of a whole link; calls ``done`` at its end."""
-        flow = Flow(work_s, done, (src, ~dst))
-        flow.since_s = self._pairs.served_s
-        for side in flow.sides:
-            self._at.setdefault(side, {})[flow] = None
-            self._changed[side] = None
-        self._stale = True
-        return flow
+        return self._start(work_s, done, (src, ~dst))
 
     def next_end_s(self) -> float:
         """The second at which the next flow ends if none starts before; ``NEVER`` if there is
         none."""
         self._rebalance()
-        return self._now_s + min(self._joint.next_s(), self._pairs.next_s())
+        return min((flow.end_s for flow in self._flows), default=NEVER)
 
     def advance(self, now_s: float) -> None:
         """Moves to ``now_s``, at most ``next_end_s()``; calls ``done`` of flows that end there."""
         self._rebalance()
-        joint, pairs = self._joint, self._pairs
-        passed_s = now_s - self._now_s
-        joint_s, pairs_s = joint.next_s(), pairs.next_s()
-        is_end = now_s >= self._now_s + min(joint_s, pairs_s)
-        joint.served_s += passed_s * joint.speed
-        pairs.served_s += passed_s * pairs.speed
         self._now_s = now_s
-        if not is_end:
-            return
-        ended = joint.ended(joint_s <= pairs_s)
-        self._num_joint -= len(ended)
-        for flow in pairs.ended(pairs_s <= joint_s):
-            ended.append(flow)
-            for side in flow.sides:
-                del self._at[side][flow]
-                self._changed[side] = None
-        self._stale = True
+        ended = [flow for flow in self._flows if flow.end_s <= now_s * (1 + HAIR)]
+        for flow in ended:
+            del self._flows[flow]
+            self._is_stale = True
         for flow in ended:
             flow.done()
 
     def rate(self, flow: Flow) -> float:
         """The share of a whole link that a flow has now."""
         self._rebalance()
-        return flow.share * self._pairs.speed if flow.sides else self._joint.speed
+        return flow.share
 
     def load(self, side: Side) -> float:
         """The share of a side that is in use now."""
         self._rebalance()
-        of_pairs = sum(flow.share for flow in self._at.get(side, ())) * self._pairs.speed
-        return of_pairs + self._num_joint * self._joint.speed
+        return sum(one.share for one in self._flows if not one.sides or side in one.sides)
+
+    def _start(self, work_s: float, done: Callable[[], None], sides: tuple[Side, ...]) -> Flow:
+        flow = Flow(work_s, done, sides, self._now_s)
+        self._flows[flow] = None
+        self._is_stale = True
+        return flow
 
     def _rebalance(self) -> None:
-        """Shares everything out again if something has started or ended.
-
-        The side with most flows is full first, and every collective uses that side. So with J
-        collectives and at most M transfers a side, each collective gets 1/(J+M) and the transfers
-        share the other M/(J+M) of every side as they would share the whole.
-        """
-        if not self._stale:
+        """Shares everything out again if something has started or ended."""
+        if not self._is_stale:
             return
-        self._stale = False
-        flows, sides = self._touched(self._changed)
-        self._changed = {}
-        if flows:
-            self._fill(flows, sides)
-        if self._num_joint:
-            most = max(map(len, self._at.values()), default=0)
-            self._joint.speed = 1 / (self._num_joint + most)
-            self._pairs.speed = most / (self._num_joint + most) if most else 1.0
-        else:
-            self._pairs.speed = 1.0
+        self._is_stale = False
+        now_s = self._now_s
+        for flow, share in self._shares().items():
+            if share != flow.share:
+                flow.left_s = max(0.0, flow.left_s - flow.share * (now_s - flow.since_s))
+                flow.since_s, flow.share = now_s, share
+                flow.end_s = now_s + flow.left_s / share
 
-    def _touched(self, changed: Iterable[Side]) -> tuple[list[Flow], list[Side]]:
-        """The transfers and sides connected to the changed ones; no other share changes."""
-        flows: dict[Flow, None] = {}
-        seen = dict.fromkeys(changed)
-        queue = list(seen)
-        for side in queue:
-            for flow in self._at.get(side, ()):
-                flows[flow] = None
-                for other in flow.sides:
-                    if other not in seen:
-                        seen[other] = None
-                        queue.append(other)
-        return list(flows), queue
-
-    def _fill(self, flows: list[Flow], sides: list[Side]) -> None:
+    def _shares(self) -> dict[Flow, float]:
         """Progressive filling: the side where the equal share is smallest is full first."""
-        left = dict.fromkeys(sides, 1.0)
-        waiting = {side: len(self._at[side]) for side in sides if self._at.get(side)}
+        joint = [flow for flow in self._flows if not flow.sides]
+        users: dict[Side, list[Flow]] = {0: []} if joint else {}
+        for flow in self._flows:
+            for side in flow.sides:
+                users.setdefault(side, []).append(flow)
+        for own in users.values():
+            own.extend(joint)
+        left, waiting = dict.fromkeys(users, 1.0), {side: len(own) for side, own in users.items()}
         shares: dict[Flow, float] = {}
-        while len(shares) < len(flows):
+        while len(shares) < len(self._flows):
             full = min(waiting, key=lambda side: left[side] / waiting[side])
             share = left[full] / waiting[full]
-            for flow in self._at[full]:
-                if flow in shares:
-                    continue
-                shares[flow] = share
-                for side in flow.sides:
-                    left[side] -= share
-                    waiting[side] -= 1
-                    if not waiting[side]:
-                        del waiting[side]
-        for flow, share in shares.items():
-            self._set_share(flow, share)
-
-    def _set_share(self, flow: Flow, share: float) -> None:
-        if share == flow.share:
-            return
-        now_s = self._pairs.served_s
-        flow.left_s = max(0.0, flow.left_s - flow.share * (now_s - flow.since_s))
-        flow.since_s, flow.share = now_s, share
-        self._pairs.put(flow, now_s + flow.left_s / share)
+            for flow in users[full]:
+                if flow not in shares:
+                    shares[flow] = share
+                    for side in flow.sides or users:
+                        left[side] -= share
+                        waiting[side] -= 1
+                        if not waiting[side]:
+                            del waiting[side]
+        return shares

@@ -9,16 +9,13 @@ rest is latency."""
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 
 from ...contract import Exchange
-from ...contract.shapes_only import RecordedVerbs, record
+from ...contract.shapes_only import record
 from ...contract.spec import TensorSpec, squarest
 from ...contract.verbs import Recv, Send
-from ..data.cluster import Cluster
-from .demand import Demand, exchanges_on, without_encodes
 from .events import Traffic, play
 from .supersteps import (
     MOST_PLAYED,
@@ -55,7 +52,8 @@ def supersteps_of_alike(
     # Not of fewer ranks where all can be played: an exchange may be one for no fewer than these.
     for count in sorted({_FEW if world > MOST_PLAYED else world, world}):
         found = record(exchange, spec, 0, count)
-        is_joint = not found.is_of_its_rank and not _has_hops(found)
+        has_hops = any(isinstance(verb, Send | Recv) for row in found.rows for verb in row)
+        is_joint = not found.is_of_its_rank and not has_hops
         if not is_joint and (tariff.ranks_per_host > 1 or not MANY <= world <= MOST_PLAYED):
             return None
     first = supersteps_of_rank(exchange, spec, tariff)
@@ -75,10 +73,6 @@ MOST_ALIKE = 8 * MOST_PLAYED
 """The most ranks that one stands for: its text still counts the payloads of all."""
 _FEW = 4
 """Ranks of which a text is looked at first, as one for very many may take long by itself."""
-
-
-def _has_hops(found: RecordedVerbs) -> bool:
-    return any(isinstance(verb, Send | Recv) for row in found.rows for verb in row)
 
 
 def _from_own_place(
@@ -129,88 +123,49 @@ def alone_on(wire: tuple[Hop | Joint, ...]) -> Price:
 # elements, as if no other rank kept it waiting, and sizes between two of these cost in proportion.
 
 
-class MessageParts(NamedTuple):
-    """Seconds of one message: of its computations, and of the wire."""
-
-    before_s: float
-    """Seconds of computations before the first transfer."""
-    beside_s: float
-    """Seconds of computations beside transfers."""
-    latency_s: float
-    work_s: float
-    """The seconds of a whole link."""
-    after_s: float
-    """Seconds of computations between transfers and behind them."""
-    sent_bytes: float = 0.0
-    num_verbs: float = 0.0
-    """The supersteps in which it is on the wire."""
-
-    @property
-    def computing_s(self) -> float:
-        """Seconds of all its computations."""
-        return self.before_s + self.beside_s + self.after_s
-
-
 @lru_cache(maxsize=4096)
-def parts_between(
+def estimate(
     exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff
-) -> MessageParts:
-    """The seconds of a message of ``numel`` elements, one at least."""
+) -> tuple[Superstep, ...]:
+    """Three supersteps of a message of one element or more: before the wire, on it, behind it."""
     low = 1
     while low * 4 <= numel:
         low *= 4
-    below = _parts_at(exchange, low, dtype, tariff)
-    if low == numel:
-        return below
     share = (numel - low) / (3 * low)
-    above = _parts_at(exchange, 4 * low, dtype, tariff)
-    return MessageParts(
-        *(one + share * (other - one) for one, other in zip(below, above, strict=True))
+    figures = below = _figures_at(exchange, low, dtype, tariff)
+    if share:
+        above = _figures_at(exchange, 4 * low, dtype, tariff)
+        figures = [one + share * (other - one) for one, other in zip(below, above, strict=True)]
+    before_s, beside_s, latency_s, work_s, after_s, sent_bytes, num_verbs = figures
+    joint = Joint("estimate", (), 0, Price(latency_s, work_s))
+    return (
+        Superstep((Work("encode", before_s),), (), 0),
+        Superstep((Work("beside", beside_s),), (joint,), sent_bytes, num_verbs),
+        Superstep((Work("decode", after_s),), (), 0),
     )
 
 
 @lru_cache(maxsize=4096)
-def _parts_at(exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff) -> MessageParts:
-    if tariff.num_ranks == 1:
-        return MessageParts(0.0, 0.0, 0.0, 0.0, 0.0)
-    shapes = squarest(numel) if exchange.keeps_whole else ()
-    before_s = beside_s = latency_s = work_s = after_s = 0.0
-    all_bytes = num_verbs = 0
-    for works, wire, sent_bytes in supersteps_of_rank(
-        exchange, TensorSpec("", numel, dtype, shapes), tariff
-    ):
-        seconds = sum(work.seconds for work in works)
-        if wire:
-            latency, work = alone_on(wire)
+def _figures_at(exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff) -> list[float]:
+    """Seconds of computations before the first transfer and beside transfers, of latency, of a
+    whole link and of computations behind the first transfer; bytes sent; verbs for the network."""
+    spec = TensorSpec("", numel, dtype, squarest(numel) if exchange.keeps_whole else ())
+    before_s = beside_s = latency_s = work_s = after_s = sent_bytes = num_verbs = 0.0
+    for one in supersteps_of_rank(exchange, spec, tariff) if tariff.num_ranks > 1 else ():
+        seconds = sum(work.seconds for work in one.works)
+        if one.wire:
+            latency, work = alone_on(one.wire)
             latency_s, work_s = latency_s + latency, work_s + work
-            all_bytes, num_verbs = all_bytes + sent_bytes, num_verbs + 1
+            sent_bytes, num_verbs = sent_bytes + one.sent_bytes, num_verbs + 1
             beside_s += seconds
         elif num_verbs:
             after_s += seconds
         else:
             before_s += seconds
-    return MessageParts(before_s, beside_s, latency_s, work_s, after_s, all_bytes, num_verbs)
-
-
-def supersteps_of_parts(parts: MessageParts) -> tuple[Superstep, ...]:
-    """Three supersteps of these seconds: before the wire, on it, and behind it."""
-    joint = Joint("estimate", (), 0, Price(parts.latency_s, parts.work_s))
-    return (
-        Superstep((Work("encode", parts.before_s),), (), 0),
-        Superstep((Work("beside", parts.beside_s),), (joint,), 0),
-        Superstep((Work("decode", parts.after_s),), (), 0),
-    )
+    return [before_s, beside_s, latency_s, work_s, after_s, sent_bytes, num_verbs]
 
 
 # ---- the representative rank -------------------------------------------------------------------
-
-
-def supersteps_of_one(demand: Demand, cluster: Cluster) -> list[tuple[Superstep, ...]]:
-    """The representative rank's supersteps, one entry for each message."""
-    exchanges = exchanges_on(demand.plan, cluster)
-    tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
-    every = [alone(exchanges[name], spec, tariffs[name]) for name, spec in demand.parcels()]
-    return without_encodes(every, demand)
 
 
 @lru_cache(maxsize=4096)
@@ -263,13 +218,14 @@ def _joint(superstep: Superstep, took_s: float) -> Joint:
     Its links are in use as long as the busier of the two directions is.
     """
     work_s = min(took_s, alone_on(superstep.wire).work_s)
-    return Joint(superstep.name, (), superstep.sent_bytes, Price(took_s - work_s, work_s))
+    return Joint(superstep.name, (), int(superstep.sent_bytes), Price(took_s - work_s, work_s))
 
 
 def _merged(before: Superstep, after: Superstep) -> Superstep:
     (one,), (other,) = before.wire, after.wire
     names = dict.fromkeys(f"{before.name}+{after.name}".split("+"))
     price = Price(*map(sum, zip(one.price, other.price, strict=True)))
-    size_bytes = before.sent_bytes + after.sent_bytes
+    size_bytes = one.size_bytes + other.size_bytes
     joint = Joint("+".join(names), (), size_bytes, price)
-    return Superstep((*before.works, *after.works), (joint,), size_bytes)
+    num_verbs = before.num_verbs + after.num_verbs
+    return Superstep((*before.works, *after.works), (joint,), size_bytes, num_verbs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ...contract import Compressor, Exchange, Layout
 from ...contract.shapes_only import algorithms_in, record
@@ -18,11 +18,6 @@ from ...contract.verbs import AllToAll, Among, Broadcast, Communication, Compute
 from ...errors import InvalidSetting, invalid
 from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit
-
-# ---- supersteps --------------------------------------------------------------------------------
-
-
-T = TypeVar("T")
 
 NOT_MEASURED = "not measured"
 """A mark in the name of a computation that counts as 0 seconds because nobody measured it."""
@@ -67,8 +62,10 @@ class Superstep(NamedTuple):
 
     works: tuple[Work, ...]
     wire: tuple[Hop | Joint, ...]
-    sent_bytes: int
+    sent_bytes: float
     """The bytes that this rank sends in the superstep."""
+    num_verbs: float = 1.0
+    """The verbs, one behind the other, that its wire stands for."""
 
     @property
     def name(self) -> str:
@@ -105,7 +102,10 @@ class Tariff:
             tuple(level.line(verb) for verb in VERBS) for level in (cluster.across, cluster.within)
         )
         codecs = list(_algorithms(exchange))
-        plain = bool(codecs) and all(_is_plain(codec) for codec in codecs)
+        traits = [codec.traits for codec in codecs]
+        plain = bool(codecs) and all(
+            one is not None and one.lossless and one.layout is Layout.DENSE for one in traits
+        )
         only = type(codecs[0]).__name__ if len(codecs) == 1 else ""
         return cls(
             cluster.num_ranks,
@@ -139,9 +139,11 @@ class Tariff:
         return Work(verb.name, getattr(self.codec, verb.name).seconds(verb.numel))
 
 
-def _is_plain(algorithm: Compressor | Exchange) -> bool:
-    traits = algorithm.traits
-    return traits is not None and traits.lossless and traits.layout is Layout.DENSE
+def all_reduce(size_bytes: int, cluster: Cluster) -> Superstep:
+    """The superstep of a dense message, by formula."""
+    price = Price(*cluster.parts_s("all_reduce", size_bytes))
+    joint = Joint("AllReduce", (), size_bytes, price)
+    return Superstep((), (joint,), cluster.wire_bytes(size_bytes))
 
 
 MOST_PLAYED = 1024
@@ -189,14 +191,13 @@ def _priced(rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff) -> tu
         works = tuple(w for v in row if isinstance(v, Compute) and (w := tariff.work(v)))
         wire = tuple(_on_the_wire(v, rank, tariff) for v in row if not isinstance(v, Compute))
         if works or wire:
-            size_bytes = sum(_sent(v, rank, tariff) for v in row if not isinstance(v, Compute))
+            size_bytes = 0
+            for verb in row:
+                if not isinstance(verb, Compute):
+                    among = tariff.members(rank, verb.among)
+                    size_bytes += sent_bytes(verb, among.index(rank), len(among))
             found.append(Superstep(works, wire, size_bytes))
     return tuple(found)
-
-
-def _sent(verb: Communication, rank: int, tariff: Tariff) -> int:
-    among = tariff.members(rank, verb.among)
-    return sent_bytes(verb, among.index(rank), len(among))
 
 
 def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
@@ -209,27 +210,20 @@ def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
     size_bytes = verb.buf.numel() * verb.buf.element_size()
     like: tuple[Any, ...] = (verb.buf.dtype, size_bytes)
     priced_bytes: float = size_bytes
-    match verb:
-        case AllToAll():
-            like, priced_bytes = (verb.buf.dtype,), _as_if_equal(verb, among.index(rank))
-        case Broadcast(src, _):
-            like = (*like, src)
-        case _:
-            pass
+    if isinstance(verb, AllToAll):
+        # Bytes of one of equal parts that keeps the link's busier direction as busy.
+        own, copies = among.index(rank), travel("all_to_all", len(verb.in_sizes)).copies
+        busier = max(sum(sizes) - sizes[own] for sizes in (verb.in_sizes, verb.out_sizes))
+        priced_bytes = busier * verb.buf.element_size() / copies if copies else 0.0
+        like = like[:1]
+    elif isinstance(verb, Broadcast):
+        like = (*like, verb.src)
     price = tariff.verb(NAMES[type(verb)], priced_bytes, verb.among)
     match verb:
-        case Send(dst, _):
-            return Hop(among[dst], True, size_bytes, price, verb.among)
-        case Recv(src, _):
-            return Hop(among[src], False, size_bytes, price, verb.among)
+        case Send(peer, _) | Recv(peer, _):
+            is_send = isinstance(verb, Send)
+            return Hop(among[peer], is_send, size_bytes, price, verb.among)
     return Joint(type(verb).__name__, like, size_bytes, price, verb.among)
-
-
-def _as_if_equal(verb: AllToAll, rank: int) -> float:
-    """Bytes of an all-to-all of equal parts that keeps the link's busier direction as busy."""
-    out, into = (sum(s) - s[rank] for s in (verb.in_sizes, verb.out_sizes))
-    copies = travel("all_to_all", len(verb.in_sizes)).copies
-    return max(out, into) * verb.buf.element_size() / copies if copies else 0.0
 
 
 def _algorithms(part: Any) -> Iterator[Compressor | Exchange]:

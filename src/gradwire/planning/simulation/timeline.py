@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -17,11 +17,9 @@ from ...exchange.two_level import on_hosts
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Layer, Profile
-from .clock import Timing, forward_times, run_on_clock
-from .demand import Demand, Encoding, Inline, exchanges_on, without_encodes
+from .clock import Demand, Encode, Timing
 from .events import Traffic, play
-from .pace import Pace
-from .supersteps import Superstep, Tariff, supersteps_of, takes_turns
+from .supersteps import Tariff, supersteps_of
 
 
 def simulate(
@@ -70,11 +68,17 @@ def simulate(
             f"jitter {jitter} needs every rank, and ranks='one' simulates one for all; "
             "use ranks='all'"
         )
+    demand = Demand.of(plan, profile, cluster)
     if ranks == "one" or cluster.num_ranks == 1:
-        timing = run_on_clock(plan, profile, cluster)
-        demand = Demand.of(plan, profile)
-        return Trace.of(_spans_of_one(timing, demand, cluster))
-    return Trace.of(_spans_of_all(Demand.of(plan, profile), cluster, jitter, seed))
+        return Trace.of(_spans(demand.one_rank(), profile.layers, 0, 1.0))
+    draw = random.Random(seed)
+    slowness = [_factor(draw, jitter) for _ in range(cluster.num_ranks)]
+    every = zip(demand.all_ranks(slowness), slowness, strict=True)
+    return Trace.of(
+        span
+        for rank, (timing, factor) in enumerate(every)
+        for span in _spans(timing, profile.layers, rank, factor)
+    )
 
 
 def simulate_exchange(
@@ -104,114 +108,23 @@ def simulate_exchange(
     return Trace.of(play(traffic).spans)
 
 
-def _spans_of_one(timing: Timing, demand: Demand, cluster: Cluster) -> Iterator[Span]:
-    layers = demand.profile.layers
-    forward = zip(timing.forward_start_s, timing.forward_end_s, strict=True)
-    yield from _of_backward(
-        0, layers, timing.backward_start_s, timing.backward_end_s, timing.inline
-    )
-    yield from _of_layers(0, "forward", layers, forward)
-    yield from timing.spans
-    if timing.spans:
-        return
-    for number, label in enumerate(demand.labels()):
-        yield Span(
-            0,
-            "communication",
-            label,
-            timing.message_start_s[number],
-            timing.message_end_s[number],
-            size_bytes=cluster.wire_bytes(timing.message_bytes[number]),
-            step=0,
-            message=number,
-        )
-
-
-def _spans_of_all(demand: Demand, cluster: Cluster, jitter: float, seed: int) -> Iterator[Span]:
-    layers = demand.profile.layers
-    draw = random.Random(seed)
-    slowness = [_factor(draw, jitter) for _ in range(cluster.num_ranks)]
-    encoding = Encoding.of(demand, cluster)
-    alone_s = encoding.backward_ends([layer.backward_s for layer in layers])
-    ends_s = [[factor * end_s for end_s in alone_s] for factor in slowness]
-    played = play(
-        Traffic(
-            _supersteps_of_all(demand, cluster),
-            [demand.ready_s(own_s) for own_s in ends_s],
-            demand.labels(),
-            demand.plan.credit,
-            demand.after(),
-            [encoding.early_from(own_s) for own_s in ends_s],
-            slowness,
-            cluster.ranks_per_host,
-            cluster.beside,
-        )
-    )
-    yield from played.spans
-    for rank, factor in enumerate(slowness):
-        pace = Pace.of(played.spans, cluster.beside, rank)
-        own_s = [pace.end_s(0.0, end_s) for end_s in ends_s[rank]]
-        yield from _of_backward(rank, layers, [*own_s[1:], 0.0], own_s, encoding.inline, factor)
-        may_start_s = demand.forward_may_start_s(own_s, played.end_s[rank])
-        forward_s = [factor * layer.forward_s for layer in layers]
-        forward = zip(*forward_times(forward_s, may_start_s, pace), strict=True)
-        yield from _of_layers(rank, "forward", layers, forward)
-
-
 def _factor(draw: random.Random, jitter: float) -> float:
     return math.exp(jitter * draw.gauss(0.0, 1.0) - jitter**2 / 2) if jitter else 1.0
 
 
-def _supersteps_of_all(demand: Demand, cluster: Cluster) -> list[list[tuple[Superstep, ...]]]:
-    """The supersteps of each message on each rank.
-
-    Messages of one size and exchange are alike, but for the turn of ranks.
-    """
-    exchanges = exchanges_on(demand.plan, cluster)
-    tariffs = {name: Tariff.of(made, cluster) for name, made in exchanges.items()}
-    parcels = demand.parcels()
-    turning = {
-        (name, spec)
-        for name, spec in dict.fromkeys(parcels)
-        if takes_turns(exchanges[name], spec, tariffs[name])
-    }
-    turns = [
-        turn if one in turning else 0 for one, turn in zip(parcels, demand.turns(), strict=True)
-    ]
-    found = {
-        (name, spec, turn): supersteps_of(exchanges[name], spec, tariffs[name], turn)
-        for (name, spec), turn in dict.fromkeys(zip(parcels, turns, strict=True))
-    }
-    every = [
-        [found[*parcel, turn][rank] for parcel, turn in zip(parcels, turns, strict=True)]
-        for rank in range(cluster.num_ranks)
-    ]
-    return [without_encodes(own, demand) for own in every]
-
-
-def _of_backward(
-    rank: int,
-    layers: tuple[Layer, ...],
-    starts_s: Sequence[float],
-    ends_s: Sequence[float],
-    inline: Sequence[Inline],
-    slowness: float = 1.0,
-) -> Iterator[Span]:
-    """The backward of each layer, and behind it what is encoded there."""
-    encoded: dict[int, list[Inline]] = {}
-    for one in inline:
+def _spans(timing: Timing, layers: tuple[Layer, ...], rank: int, slowness: float) -> Iterator[Span]:
+    """The spans of one rank; behind the backward of each layer comes what is encoded there."""
+    yield from timing.spans
+    encoded: dict[int, list[Encode]] = {}
+    for one in timing.inline:
         encoded.setdefault(one.layer, []).append(one)
     for number, layer in enumerate(layers):
+        start_s, end_s = timing.backward_start_s[number], timing.backward_end_s[number]
         own = encoded.get(number, [])
-        end_s = starts_s[number] + slowness * layer.backward_s if own else ends_s[number]
-        yield Span(rank, "backward", layer.name, starts_s[number], end_s, step=0)
+        end_s = start_s + slowness * layer.backward_s if own else end_s
+        yield Span(rank, "backward", layer.name, start_s, end_s, step=0)
         for one in own:
             start_s, end_s = end_s, end_s + slowness * one.seconds
             yield Span(rank, "backward", one.name, start_s, end_s, step=0, message=one.message)
-
-
-def _of_layers(
-    rank: int, lane: str, layers: tuple[Layer, ...], times: Iterable[tuple[float, float]]
-) -> Iterator[Span]:
-    for layer, (start_s, end_s) in zip(layers, times, strict=True):
-        yield Span(rank, lane, layer.name, start_s, end_s, step=0)
+        start_s, end_s = timing.forward_start_s[number], timing.forward_end_s[number]
+        yield Span(rank, "forward", layer.name, start_s, end_s, step=0)

@@ -15,7 +15,7 @@ from ...planning.check import check
 from ...planning.data.plan import Plan, PlannedMessage
 from ...planning.data.profile import Layer, Profile, ProfiledTensor
 from ...planning.default_fusion import NamedParam
-from ...planning.exchanges import exchanges_of, refuse_cuts, refuse_encodes
+from ...planning.exchanges import exchanges_of, sound_exchanges
 from ..device.devices import HOST, home_of
 from ..failure.membership import Membership
 from .engine import COMPUTE, INLINE, OFFLOAD
@@ -93,9 +93,8 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
         raise InvalidSetting(f"this model cannot use a plan: {error}") from None
     layer = Layer(name="all", tensors=tensors, forward_s=0.0, backward_s=0.0)
     check(plan, Profile(model=plan.model, source="attached", batch_size=1, layers=(layer,)))
-    refuse_cuts(plan, {name: param.numel() for name, param in params})
-    refuse_encodes(plan, {tensor.name: tensor for tensor in tensors})
-    exchanges, of = exchanges_of(plan), dict(params)
+    exchanges = sound_exchanges(plan, {tensor.name: tensor for tensor in tensors})
+    of = dict(params)
     for number, message in enumerate(plan.messages):
         for chunk in message.chunks:
             param = of[chunk.tensor]

@@ -6,21 +6,23 @@ the bytes per second that the cluster file says.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from itertools import compress
 
-from ..contract.registry import load, names
-from ..contract.units import format_bytes, format_rate, format_seconds, ratio
-from ..errors import InvalidSetting
-from .data.cluster import Cluster
-from .data.plan import DENSE, Plan
-from .data.profile import Profile
-from .exposed import Account
-from .planner_settings import with_settings
-from .price import iteration_s
-from .sparse import sentences
+from gradwire.contract.registry import load, names
+from gradwire.contract.units import format_bytes, format_rate, format_seconds, ratio
+from gradwire.errors import InvalidSetting
+from gradwire.exchange.sparse_schemes import explain_scheme
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import DENSE, Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner_settings import with_settings
+from gradwire.planning.price import iteration_s
+from gradwire.planning.sparse import schemes_of
+
+from . import auto_reasons
+from .account import Account
 
 WORTH = 0.02
 """A gain below this share is called none, as predictions are hardly more exact."""
@@ -29,6 +31,9 @@ _SPREAD, _STEPS = 1000.0, 24
 """The rates looked at go from a thousandth of the cluster's to a thousand times it, in ``_STEPS``
 steps."""
 
+REASONS: dict[str, Callable[[Plan, Profile, Cluster], list[str]]] = {"auto": auto_reasons.reasons}
+"""Planners that have compared plans already, and the function that says what they found."""
+
 Planned = Callable[[Cluster], float]
 """Seconds of an iteration that a planner gives for a cluster."""
 
@@ -36,28 +41,19 @@ Planned = Callable[[Cluster], float]
 def explain(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
     """Sentences: the bound, what is not hidden and why, whether scheduling helps at all.
 
-    A planner whose file defines ``reasons``, of the same arguments, says in its own words how it
-    chose.
+    How a planner of ``REASONS`` chose is said in words of its own.
     """
-    own = own_reasons(plan)
-    if own is not None:
-        return own(plan, profile, cluster)
+    if plan.planner in REASONS:
+        return REASONS[plan.planner](plan, profile, cluster)
     account = Account.of(plan, profile, cluster)
     return [
         *_bounds(account, cluster),
         *_waits(account),
         *_faults(account),
         *_scaling(account, profile, cluster),
-        *sentences(profile, cluster),
+        *_schemes(profile, cluster),
         *_helps(plan, profile, cluster),
     ]
-
-
-def own_reasons(plan: Plan) -> Callable[[Plan, Profile, Cluster], list[str]] | None:
-    """The function ``reasons`` in the file of the plan's planner; None where there is none."""
-    if plan.planner not in names("planner"):
-        return None
-    return getattr(inspect.getmodule(load("planner", plan.planner)), "reasons", None)
 
 
 def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[str, object]]:
@@ -294,3 +290,21 @@ def _break_even(planned_s: Planned, profile: Profile, cluster: Cluster) -> Itera
         low, high = (low, middle) if pays(middle) else (middle, high)
     rate = format_rate(cluster.rate_bytes_per_s * high)
     yield f"Below {rate} {ranks} ranks together do less than one alone."
+
+
+MOST_EXPLAINED = 12
+
+
+def _schemes(profile: Profile, cluster: Cluster) -> Iterator[str]:
+    """Why each tensor takes its scheme: the largest first; nothing without a measured sparsity."""
+    if profile.sparsity is None:
+        return
+    chosen = schemes_of(profile, cluster)
+    if profile.sparsity.compressor is not None:
+        yield f"The sparse gradient is the part that {profile.sparsity.compressor} takes."
+    largest = sorted(chosen, key=lambda name: -chosen[name][0].dense_bytes)
+    for name in largest[:MOST_EXPLAINED]:
+        at, found = chosen[name]
+        yield from explain_scheme(name, found, at)
+    if len(largest) > MOST_EXPLAINED:
+        yield f"{len(largest) - MOST_EXPLAINED} smaller tensors are chosen for in the same way."

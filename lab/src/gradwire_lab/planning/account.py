@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import compress
 
-from .data.cluster import Cluster
-from .data.plan import DENSE, Plan
-from .data.profile import Profile
-from .simulation.clock import Timing, run_on_clock
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import DENSE, Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.simulation.clock import Timing, run_on_clock
 
 
 @dataclass(frozen=True)

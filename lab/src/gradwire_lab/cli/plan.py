@@ -7,19 +7,20 @@ from typing import Annotated
 
 import typer
 
-from ...contract.units import format_rate
-from ...errors import InvalidSetting, invalid
-from ...planning import catalogue
-from ...planning.catalogue import load_or_read
-from ...planning.check import check
-from ...planning.data.cluster import Cluster
-from ...planning.data.plan import Plan, PlannedMessage
-from ...planning.data.profile import Profile
-from ...planning.explain import alternatives, explain, own_reasons
-from ...planning.exposed import Account
-from ...planning.make_plan import plan as make_plan
-from ..report.output import emit, progress
-from ._inputs import RANKS, RATE, read_cluster, read_settings
+from gradwire.cli.commands._inputs import RANKS, RATE, read_cluster, read_settings
+from gradwire.cli.report.output import emit, progress
+from gradwire.contract.units import format_rate
+from gradwire.errors import InvalidSetting, invalid
+from gradwire.planning import catalogue
+from gradwire.planning.catalogue import load_or_read
+from gradwire.planning.check import check
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan, PlannedMessage
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.make_plan import plan as make_plan
+
+from ..planning.account import Account
+from ..planning.explain import REASONS, alternatives, explain
 
 app = typer.Typer()
 
@@ -117,7 +118,7 @@ def _emit_reasons(
 
     A planner that explains itself has compared plans already, and needs no table.
     """
-    explains_itself = own_reasons(plan) is not None
+    explains_itself = plan.planner in REASONS
     with progress("explaining"):
         sentences = explain(plan, profile, cluster)
         rows: list[dict[str, object]] = [{"name": plan.planner}]
