@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from gradwire.kernels.sparse.formats.blocks import blocks
 from torch import Tensor
 
 from gradwire.kernels.sparse.entries import Entries, Part, parts_of
 from gradwire.kernels.sparse.format import SparseFormat
-from gradwire.kernels.sparse.formats.blocks import blocks
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 from gradwire.kernels.sparse.permutation import Permutation

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.collective.sparse_ps_broadcast import sparse_ps_broadcast
 from gradwire.collective.steps.push_pull import pulled_bytes
 from gradwire.kernels.sparse.entries import num_units, part_length
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.planning.data.sparsity import BLOCK
+from gradwire_lab.collective.sparse_ps_broadcast import sparse_ps_broadcast
 
 from .captures import Capture
 

@@ -17,7 +17,8 @@ from gradwire.contract.registry import examples
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
 from gradwire.exchange.local import drive
-from gradwire.exchange.sparse_schemes import OF_ROWS
+from gradwire.exchange.sparse_schemes import schemes_of_rows
+from gradwire_lab.exchange.bytes_of_sets import bytes_of
 from gradwire_lab.laws.collectives import Undefined
 from tests.strategies import bounded
 
@@ -108,7 +109,7 @@ def test_gathered_rows_take_the_bytes_that_the_collective_states() -> None:
         for rank, rows in enumerate(taken)
     ]
     spec, codec = TensorSpec("table", NUM_ROWS * WIDTH), nonzero(width=WIDTH)
-    stated = GATHERED.bytes_of(codec, spec, [rows.to(torch.int32) for rows in taken])
+    stated = bytes_of(GATHERED, codec, spec, [rows.to(torch.int32) for rows in taken])
     assert drive(texts).sent_bytes == stated
 
 
@@ -126,4 +127,4 @@ def test_which_collectives_carry_rows() -> None:
     """Not those that turn dense on their way, send blocks, or sum what they cannot tell apart."""
     names = {type(one).__name__ for one in CARRYING}
     assert names == {"allgather_sparse", "sparse_ps", "sparse_ps_broadcast", "zen"}
-    assert {scheme.__name__.removesuffix("_cost") for scheme in OF_ROWS} == names
+    assert {*schemes_of_rows()} == names

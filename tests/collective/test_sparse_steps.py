@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective.sparcml import groups
 from gradwire.contract import Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
+from gradwire_lab.collective.sparcml import groups
 from tests.laws.variable import above
 
 WORLD, NUMEL = 5, 1003

@@ -7,10 +7,6 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.omnireduce import omnireduce
-from gradwire.collective.sparcml import sparcml
-from gradwire.collective.sparse_ps import sparse_ps
-from gradwire.collective.sparse_ps_broadcast import sparse_ps_broadcast
 from gradwire.collective.steps.ordered_sums import num_entries
 from gradwire.collective.zen import zen
 from gradwire.compress.onebit import onebit
@@ -24,6 +20,10 @@ from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair, pair
+from gradwire_lab.collective.omnireduce import omnireduce
+from gradwire_lab.collective.sparcml import sparcml
+from gradwire_lab.collective.sparse_ps import sparse_ps
+from gradwire_lab.collective.sparse_ps_broadcast import sparse_ps_broadcast
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.laws.cases import FEW

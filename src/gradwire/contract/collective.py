@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -87,13 +86,3 @@ class Collective(metaclass=KeywordSettings):
         what this rank contributes, and ``residual_N`` afterwards holds what of it did not arrive
         in the mean, losses at this rank's re-encoding included.
         """
-
-    def bytes_of(
-        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
-    ) -> list[int] | None:
-        """Bytes that each rank sends if the ranks take the units ``taken`` (int32, ascending).
-
-        For codecs whose payloads are indices and values. None where that is no question, as of
-        collectives that know nothing of entries.
-        """
-        return None

@@ -72,7 +72,12 @@ KINDS = {
             _LAB,
         ),
     ),
-    "collective": Kind("collective", "gradwire.collective", "gradwire.collectives"),
+    "collective": Kind(
+        "collective",
+        "gradwire.collective",
+        "gradwire.collectives",
+        dict.fromkeys(["omnireduce", "sparcml", "sparse_ps", "sparse_ps_broadcast"], _LAB),
+    ),
     "planner": Kind(
         "planner",
         "gradwire.planning.planner",
@@ -83,7 +88,12 @@ KINDS = {
         ),
     ),
     "pilot": Kind("pilot", "gradwire.runtime.pilot"),
-    "sparse.formats": Kind("sparse format", "gradwire.kernels.sparse.formats"),
+    "sparse.formats": Kind(
+        "sparse format",
+        "gradwire.kernels.sparse.formats",
+        "gradwire.sparse_formats",
+        {"blocks": _LAB},
+    ),
 }
 """Kinds of algorithms by the name that ``load`` takes."""
 

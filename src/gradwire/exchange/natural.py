@@ -33,9 +33,9 @@ from ..contract.verbs import Steps
 from ..errors import invalid
 from ..kernels.sparse.entries import check_width, num_units
 from .by_name import exchange_for, is_pair
-from .counted import counted, fastest, other_way_s
 from .error_feedback import ErrorFeedback, Wrapper
 from .pair import pair
+from .sparse_schemes import counted, fastest_scheme, other_way_s, schemes_by_counts
 
 INNER = "inner"
 """The name of the way in a step in which the inner exchange carries the gradient."""
@@ -159,7 +159,7 @@ class Natural(Wrapper):
         if sent is None:
             return INNER
         at = counted(counts, spec.numel, self.width, spec.dtype, growth)
-        best = fastest(at)
+        best = fastest_scheme(at, schemes_by_counts()).predictions[0]
         return best.scheme if best.seconds < other_way_s(at, sent) else INNER
 
 

@@ -10,13 +10,11 @@ import torch
 from ..contract import Compressor
 from ..exchange.by_name import algorithm_by_name
 from ..exchange.sparse_schemes import (
-    OF_ROWS,
-    SCHEMES,
     SchemeChoice,
     SchemeInputs,
     explain_scheme,
     fastest_scheme,
-    inputs_of,
+    schemes_of_rows,
 )
 from .data.cluster import Cluster
 from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
@@ -35,14 +33,15 @@ def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[SchemeInpu
     found = {}
     for one in sparsity.tensors:
         tensor = tensors[one.name]
-        at = inputs_of(
-            one,
-            tensor.numel,
-            cluster,
+        at = SchemeInputs(
+            numel=tensor.numel,
+            units=one.units,
+            blocks=one.blocks,
+            cluster=cluster,
             dtype=getattr(torch, tensor.dtype),
             handling=sparsity.handling,
         )
-        found[one.name] = at, fastest_scheme(at, OF_ROWS if one.is_rows else SCHEMES)
+        found[one.name] = at, fastest_scheme(at, schemes_of_rows() if one.is_rows else None)
     return found
 
 

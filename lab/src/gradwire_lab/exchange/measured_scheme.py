@@ -7,7 +7,7 @@ then on the scheme that is fastest by them carries what the same compressor sele
 Source: ZEN (OSDI 2025), section 3: "At the runtime, ZEN collects the lightweight sparsity profiling
     results of the first few iterations and intelligently determines the optimal scheme by comparing
     Equations (1) and (2)."
-Differences: the formulas are those of ``counted``, of what is really sent, latency included,
+Differences: the formulas are those of ``sparse_schemes``, of what is really sent, latency included,
     for links of 1 Gbit. An all-gather is among the schemes too. Schemes whose bytes hang on skew
     are not: by theorem 1 none of them is the fastest.
 Wire: 8 (W-1) bytes for counts in each measured step, beside the inner pair's; then those of the
@@ -37,9 +37,9 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Steps
 from gradwire.errors import invalid
 from gradwire.exchange.by_name import exchange_for
-from gradwire.exchange.counted import LOSSLESS, counted, fastest
 from gradwire.exchange.error_feedback import ErrorFeedback, Wrapper
 from gradwire.exchange.pair import Pair
+from gradwire.exchange.sparse_schemes import counted, fastest_scheme, schemes_by_counts
 from gradwire.kernels.sparse.entries import num_units
 
 STEPS = 5
@@ -135,12 +135,13 @@ def scheme_of(
     """
     if world == 1 or not numel:
         return _names()[0]
-    return fastest(counted([count] * world, numel, width, dtype, growth)).scheme
+    at = counted([count] * world, numel, width, dtype, growth)
+    return fastest_scheme(at, schemes_by_counts()).scheme
 
 
 def _names() -> tuple[str, ...]:
     """The names of the schemes to choose from."""
-    return tuple(scheme.__name__.removesuffix("_cost") for scheme in LOSSLESS)
+    return tuple(schemes_by_counts())
 
 
 def with_measured_scheme(algorithm: Compressor | Exchange, *, num_steps: int = STEPS) -> Exchange:

@@ -11,7 +11,7 @@ Wire: a rank sends, each payload rounded up to 8 bytes,
     32 (W-1)                        what it merged and pushed
     (W-1) * max over ranks of PULL(units merged there), or what the scheme's own ``pulls`` send,
     with PUSH and PULL as the scheme says; where it says nothing, COO(k) = (4 + width * itemsize) k.
-    ``sent_bytes`` is that."""
+"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ...contract.payload import Format, Payload
 from ...contract.spec import TensorSpec, working_dtype
 from ...contract.travel import bytes_sent
 from ...contract.verbs import AllGather, AllToAll, Compute, Steps, Verb
-from ...kernels.sparse.entries import Entries, Part, num_units, part_length, parts_of
+from ...kernels.sparse.entries import Entries, Part, num_units, parts_of
 from ...kernels.sparse.format import SparseFormat
 from ...kernels.sparse.formats.coo import coo
 from ...kernels.sparse.partition import partition
@@ -47,7 +47,6 @@ from .ordered_sums import (
     value_dtype,
 )
 from .rounds import to_each
-from .sizes import SIZE_BYTES
 
 # ---- Cuts of gradients into parts, and the payloads of parts -----------------------------------
 #
@@ -87,22 +86,6 @@ class Cut:
     def pulled(self, form: SparseFormat, rank: int, count: int) -> Format:
         """The payload of so many units that ``rank`` merged."""
         return form.layout(count, self.parts[rank].length, self.width, self.pulled_dtype)
-
-    def by_part(self, indices_K: Tensor) -> list[int]:
-        """How many of these units lie in each part."""
-        places_K = indices_K if self.permutation is None else self.permutation.places(indices_K)
-        world = len(self.parts)
-        length = max(1, part_length(self.num_units, world))
-        counts: list[int] = (places_K // length).bincount(minlength=world).tolist()
-        return counts
-
-    def counts(self, sets: Sequence[Tensor]) -> tuple[list[list[int]], list[int]]:
-        """Units that each worker pushes to each server, and that each server then holds."""
-        is_taken = torch.zeros(self.num_units, dtype=torch.bool)
-        for indices_K in sets:
-            is_taken[indices_K.long()] = True
-        union = is_taken.nonzero()[:, 0].to(torch.int32)
-        return [self.by_part(indices_K) for indices_K in sets], self.by_part(union)
 
 
 @lru_cache(maxsize=256)
@@ -232,10 +215,6 @@ class PushPull(Collective):
     def units(self, me: Member, entries: Entries, numel: int) -> Entries:
         """The units that travel for what a codec took."""
         return entries
-
-    def unit_indices(self, codec: Compressor, indices_K: Tensor) -> Tensor:
-        """The indices of ``units``, ascending."""
-        return indices_K
 
     def arrived(self, merged: Entries) -> int:
         """How many elements some rank took of those that were merged."""
@@ -458,50 +437,8 @@ class PushPull(Collective):
         share = [part.length / total if total else 0.0 for part in cut.parts]
         return [round(taken * one) for one in share], [round(union * one) for one in share]
 
-    def sent_bytes(
-        self, cut: Cut, pushed_WW: Sequence[Sequence[int]], merged_W: Sequence[int]
-    ) -> list[int]:
-        """Bytes that each rank sends, by units pushed (worker, server) and units merged."""
-        told = (len(cut.parts) - 1) * SIZE_BYTES * (1 + _TOLD)
-        sizes = [self._pull_layout(cut, r, k).slot_bytes for r, k in enumerate(merged_W)]
-        pulls = self.pulls(sizes)
-        return [
-            told
-            + pulled_bytes(pulls, rank, len(sizes))
-            + sum(
-                self._push_layout(cut, to, k).slot_bytes for to, k in enumerate(own) if to != rank
-            )
-            for rank, own in enumerate(pushed_WW)
-        ]
-
-    def volumes(
-        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
-    ) -> tuple[list[int], list[int]]:
-        """Bytes of what each rank pushes, its own part included, and of each rank's pull."""
-        cut, pushed, merged = self._counts(codec, spec, taken)
-        pushes = [
-            sum(self._push_layout(cut, to, k).size_bytes for to, k in enumerate(own))
-            for own in pushed
-        ]
-        return pushes, [self._pull_layout(cut, r, k).size_bytes for r, k in enumerate(merged)]
-
-    def _counts(
-        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
-    ) -> tuple[Cut, list[list[int]], list[int]]:
-        """Units by worker and server, and units that each server merges."""
-        cut = self.cut(codec, spec, len(taken))
-        return cut, *cut.counts([self.unit_indices(codec, indices_K) for indices_K in taken])
-
     def _push_layout(self, cut: Cut, server: int, count: int) -> Format:
         return cut.pushed(self.push_format(cut, server, count), server, count)
-
-    def _pull_layout(self, cut: Cut, rank: int, count: int) -> Format:
-        return cut.pulled(self.pull_format(cut, rank, count), rank, count)
-
-    def bytes_of(
-        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
-    ) -> list[int] | None:
-        return self.sent_bytes(*self._counts(codec, spec, taken))
 
 
 _UNLIMITED = (2**62, 2**62)

@@ -9,7 +9,7 @@ Differences: any number of ranks. Let P be the largest power of two that is at m
 Wire: a message of k units is 8 bytes that tell k, and then min((4 + v) k, v U) bytes rounded up to
     8, with v = width * itemsize and U units in all. A rank below P sends one in each of log2 P
     stages, of what 2^stage ranks took together, and one more if it serves a rank above; that sends
-    one. ``sent_bytes`` is that.
+    one.
 State: the codec's.
 Contributed: what the codec encoded.
 """
@@ -24,24 +24,22 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, Member, Selection, State
-from ..contract.collective import Collective, Dimensions, Needs
-from ..contract.payload import Payload
-from ..contract.spec import TensorSpec, working_dtype
-from ..contract.verbs import Compute, Recv, Send, Steps, Verb
-from ..kernels.distinct import count_distinct
-from ..kernels.sparse.entries import Entries, Part, num_units
-from ..kernels.sparse.format import SparseFormat
-from ..kernels.sparse.formats.coo import coo
-from ..kernels.sparse.formats.dense import dense
-from .steps.ordered_sums import (
+from gradwire.collective.steps.ordered_sums import (
     asked_of,
     expected_union,
     merged_entries,
     num_entries,
     scaled_entries,
 )
-from .steps.sizes import SIZE_BYTES
+from gradwire.contract import Compressor, Layout, Member, Selection, State
+from gradwire.contract.collective import Collective, Dimensions, Needs
+from gradwire.contract.payload import Payload
+from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.verbs import Compute, Recv, Send, Steps, Verb
+from gradwire.kernels.sparse.entries import Entries, Part, num_units
+from gradwire.kernels.sparse.format import SparseFormat
+from gradwire.kernels.sparse.formats.coo import coo
+from gradwire.kernels.sparse.formats.dense import dense
 
 
 class WholeForm(NamedTuple):
@@ -117,31 +115,6 @@ class sparcml(Collective):
     def whole(self, codec: Compressor, spec: TensorSpec) -> WholeForm:
         """The ``WholeForm`` of a gradient under this codec."""
         return WholeForm(num_units(spec.numel, codec.width), codec.width, working_dtype(spec.dtype))
-
-    def sent_bytes(self, whole: WholeForm, counts: Sequence[Sequence[int]]) -> list[int]:
-        """Bytes that each rank sends, by the units that each of ``groups`` took together."""
-        world, below = len(counts[0]), len(counts[1])
-
-        def message(count: int) -> int:
-            return SIZE_BYTES + whole.slot_bytes(count)
-
-        return [
-            message(counts[0][rank])
-            if rank >= below
-            else sum(message(level[rank]) for level in counts[1:-1])
-            + (message(counts[-1][rank]) if rank < world - below else 0)
-            for rank in range(world)
-        ]
-
-    def bytes_of(
-        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
-    ) -> list[int] | None:
-        whole = self.whole(codec, spec)
-        sizes = [
-            [count_distinct([taken[rank] for rank in group], whole.num_units) for group in level]
-            for level in groups(len(taken))
-        ]
-        return self.sent_bytes(whole, sizes)
 
 
 @lru_cache(maxsize=256)

@@ -24,11 +24,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Member
-from ..contract.collective import Dimensions
-from ..contract.verbs import Broadcast
-from .steps.ordered_sums import split
-from .steps.push_pull import Delivery, Pull, PushPull
+from gradwire.collective.steps.ordered_sums import split
+from gradwire.collective.steps.push_pull import Delivery, Pull, PushPull
+from gradwire.contract import Member
+from gradwire.contract.collective import Dimensions
+from gradwire.contract.verbs import Broadcast
 
 
 @dataclass(frozen=True, kw_only=True)
