@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from gradwire.kernels.sparse.formats.blocks import blocks
 from torch import Tensor
 
 from gradwire.kernels.sparse.entries import Entries, Part, parts_of
@@ -20,6 +19,7 @@ from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.planning.data.sparsity import BLOCK
 from gradwire_bench.report import curves
+from gradwire_lab.formats.blocks import blocks
 
 from ..frame import Ask, Claim, Findings, Row
 from .bitmap import bitmap

@@ -17,7 +17,7 @@ from gradwire.contract.registry import examples
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
 from gradwire.exchange.local import drive
-from gradwire.exchange.sparse_schemes import schemes_of_rows
+from gradwire.exchange.sparse_schemes import schemes
 from gradwire_lab.exchange.bytes_of_sets import bytes_of
 from gradwire_lab.laws.collectives import Undefined
 from tests.strategies import bounded
@@ -127,4 +127,4 @@ def test_which_collectives_carry_rows() -> None:
     """Not those that turn dense on their way, send blocks, or sum what they cannot tell apart."""
     names = {type(one).__name__ for one in CARRYING}
     assert names == {"allgather_sparse", "sparse_ps", "sparse_ps_broadcast", "zen"}
-    assert {*schemes_of_rows()} == names
+    assert {*schemes(of_rows=True)} == names

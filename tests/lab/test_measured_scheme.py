@@ -18,7 +18,7 @@ from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
-from gradwire.exchange.sparse_schemes import schemes_by_counts
+from gradwire.exchange.sparse_schemes import schemes
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme, scheme_of, with_measured_scheme
 
 WORLD, NUMEL = 8, 400_000
@@ -74,7 +74,7 @@ def test_the_rank_that_takes_most_counts() -> None:
 
 
 def test_choices_are_those_of_the_formulas() -> None:
-    names = {*schemes_by_counts()}
+    names = {*schemes(by_counts=True)}
     found = {
         scheme_of(count, NUMEL, 1, torch.float32, growth, world)
         for count in (0, 10, 40_000)

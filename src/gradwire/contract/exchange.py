@@ -12,7 +12,7 @@ from torch import Tensor
 from .compressor import KeywordSettings, State, Traits
 from .member import Member
 from .shapes_only import bytes_of_rank
-from .spec import TensorSpec, working_dtype
+from .spec import TensorSpec
 from .verbs import Compute, Steps
 
 Result = tuple[Tensor, Tensor, State]
@@ -24,9 +24,8 @@ Copies = Generator[tuple[Tensor, ...], tuple[Tensor, ...], None]
 class Exchange(metaclass=KeywordSettings):
     """Averages one flat gradient over ranks.
 
-    ``contributed_N`` is what of this rank's gradient is in the mean: its sum over ranks is W times
-    the mean. Subclasses write ``synchronise``, the form that allocates nothing, or ``run``, which
-    is easier to read, or both with the same results: each is given here in terms of the other.
+    Subclasses write ``init`` and ``synchronise``, a generator, and state what they are like. Who
+    needs no kept buffers may write ``run`` in place of ``synchronise``.
     """
 
     traits: ClassVar[Traits | None] = None
@@ -62,13 +61,12 @@ class Exchange(metaclass=KeywordSettings):
         """State before the first step."""
 
     def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        """One step: returns (mean_N, contributed_N, state). ``grad_N`` is not written."""
-        residual_N = torch.zeros(
-            grad_N.numel(), dtype=working_dtype(grad_N.dtype), device=grad_N.device
-        )
-        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
-        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N, residual_N)
-        return mean_N, grad_N.to(residual_N.dtype) - residual_N, state
+        """The short form of ``synchronise``: returns (mean_N, contributed_N, state).
+
+        It is initialised for the gradient's dtype, and does not write ``grad_N``. ``contributed_N``
+        is what of this rank's gradient is in the mean: its sum over ranks is W times the mean.
+        """
+        raise NotImplementedError
 
     def synchronise(
         self,
@@ -78,13 +76,14 @@ class Exchange(metaclass=KeywordSettings):
         out_N: Tensor,
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
-        """``run`` into a buffer: leaves the mean in ``out_N`` (which may be ``grad_N``).
+        """One step: leaves the mean in ``out_N`` (which may be ``grad_N``); returns the new state.
 
         With ``residual_N`` (working dtype) the sum of both is exchanged, and ``residual_N``
-        afterwards holds what of it did not arrive; it is finite whatever the gradient was.
+        afterwards holds what of it did not arrive; it is finite whatever the gradient was. Buffers
+        of ``me`` are kept from step to step. An exchange around another calls ``me.through``.
 
-        In terms of ``run``, which was initialised for the gradient's dtype, the sum is sent in that
-        dtype; what this rounding drops stays in the residual, as all that was not contributed does.
+        By default ``run`` does it: the sum is sent in the gradient's dtype, and what this rounding
+        drops stays in the residual, as all that was not contributed does.
         """
         sent_N = grad_N
         if residual_N is not None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Copies, Exchange, Member, Result, State
+from ..contract import Copies, Exchange, Member, State
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.verbs import Steps
 from ..errors import InvalidSetting, invalid
@@ -41,21 +41,12 @@ class Wrapper(Exchange):
 
     inner: Exchange
 
-    @abstractmethod
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        """One step: returns (mean_N, contributed_N, state). The default, which takes the residual
-        away from the gradient, would count what the wrapper changes as a loss."""
+    def init(self, spec: TensorSpec, world: int) -> State:
+        return self.inner.init(spec, world)
 
     @abstractmethod
-    def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[State]:
-        """Hands the inner exchange what it is to send, and a residual if it is given one."""
+    def synchronise(self, *operands: Any, **named: Any) -> Steps[State]:
+        """Calls the inner exchange by ``me.through``, with a residual if it is given one."""
 
     @property
     def own_momentum(self) -> float:
@@ -142,12 +133,6 @@ class ErrorFeedback(Wrapper):
         residual_N = torch.zeros(spec.numel, dtype=working_dtype(spec.dtype))
         return FeedbackState(residual_N, self.inner.init(spec, world))
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
-        before_N = state.residual_N.clone()
-        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N)
-        return mean_N, before_N.add_(grad_N).sub_(state.residual_N), state
-
     def synchronise(
         self,
         me: Member,
@@ -161,7 +146,7 @@ class ErrorFeedback(Wrapper):
             residual_N.add_(state.residual_N)
             state.residual_N.zero_()
         kept_N = state.residual_N if residual_N is None else residual_N
-        inner = yield from self.inner.synchronise(me, state.inner, grad_N, out_N, kept_N)
+        inner = yield from me.through(self.inner, state.inner, grad_N, out_N, kept_N)
         return FeedbackState(state.residual_N, inner)
 
     def apart(self, spec: TensorSpec) -> tuple[int, ...]:

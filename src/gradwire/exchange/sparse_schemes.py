@@ -206,34 +206,25 @@ Scheme = Callable[[SchemeInputs], Prediction]
 
 
 @cache
-def schemes() -> dict[str, Scheme]:
-    """The formula of each scheme that is installed, by its collective's name, dense among them.
+def schemes(*, of_rows: bool = False, by_counts: bool = False) -> dict[str, Scheme]:
+    """The formula of each scheme that is installed, by its collective's name.
 
-    Other packages add theirs by entry points. Where two tie, the earlier one is taken.
+    With ``of_rows`` only of those whose collectives carry gradients that come as rows; with
+    ``by_counts`` only of those whose bytes follow from counts, wherever units lie. The dense one is
+    of neither. Other packages add theirs by entry points. Where two tie, the earlier is taken.
     """
     points = sorted(entry_points(group="gradwire.sparse_schemes"), key=lambda one: one.name)
-    own = {DENSE: dense_cost, "allgather_sparse": allgather_sparse_cost, "zen": zen_cost}
-    return {**own, **{one.name: one.load() for one in points}}
-
-
-@cache
-def schemes_of_rows() -> dict[str, Scheme]:
-    """The schemes whose collectives carry gradients that come as rows."""
-    return {name: one for name, one in _collectives() if load("collective", name).carries_rows}
-
-
-@cache
-def schemes_by_counts() -> dict[str, Scheme]:
-    """The schemes whose bytes follow from counts alone, and not from where units lie."""
+    found = {"allgather_sparse": allgather_sparse_cost, "zen": zen_cost}
+    found |= {one.name: one.load() for one in points}
+    if not (of_rows or by_counts):
+        return {DENSE: dense_cost, **found}
+    kinds = {name: load("collective", name) for name in found}
     return {
-        name: one
-        for name, one in _collectives()
-        if load("collective", name).dimensions.balance != "imbalanced"
+        name: found[name]
+        for name, kind in kinds.items()
+        if (kind.carries_rows or not of_rows)
+        and (kind.dimensions.balance != "imbalanced" or not by_counts)
     }
-
-
-def _collectives() -> Iterator[tuple[str, Scheme]]:
-    return ((name, one) for name, one in schemes().items() if name != DENSE)
 
 
 class SchemeChoice(NamedTuple):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..compress.none import none
-from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract import Compressor, Exchange, Member, State
 from ..contract.bounds import check_whole
 from ..contract.spec import TensorSpec
 from ..contract.verbs import Steps
@@ -89,11 +89,6 @@ class Warmup(Wrapper):
             no_steps(spec), _DENSE.init(spec, world), self.inner.init(spec, world)
         )
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        exchange, own = self._at(state)
-        mean_N, contributed_N, own = yield from exchange.run(rank, world, own, grad_N)
-        return mean_N, contributed_N, self._next(state, own)
-
     def synchronise(
         self,
         me: Member,
@@ -102,22 +97,12 @@ class Warmup(Wrapper):
         out_N: Tensor,
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
-        exchange, own = self._at(state)
-        own = yield from exchange.synchronise(me, own, grad_N, out_N, residual_N)
-        return self._next(state, own)
-
-    def _is_warm(self, state: DenseFirstState) -> bool:
         done = steps_done(state.step_T)
-        return done is None or done >= self.steps
-
-    def _at(self, state: DenseFirstState) -> tuple[Exchange, State]:
-        """The exchange of the step that comes next, and its state."""
-        return (self.inner, state.inner) if self._is_warm(state) else (_DENSE, state.dense)
-
-    def _next(self, state: DenseFirstState, own: State) -> DenseFirstState:
-        field = "inner" if self._is_warm(state) else "dense"
+        is_warm = done is None or done >= self.steps
+        exchange, own = (self.inner, state.inner) if is_warm else (_DENSE, state.dense)
+        own = yield from me.through(exchange, own, grad_N, out_N, residual_N)
         count_step(state.step_T)
-        return state._replace(**{field: own})
+        return state._replace(**{"inner" if is_warm else "dense": own})
 
 
 _DENSE = exchange_for(none())

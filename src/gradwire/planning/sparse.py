@@ -14,7 +14,7 @@ from ..exchange.sparse_schemes import (
     SchemeInputs,
     explain_scheme,
     fastest_scheme,
-    schemes_of_rows,
+    schemes,
 )
 from .data.cluster import Cluster
 from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
@@ -41,7 +41,7 @@ def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[SchemeInpu
             dtype=getattr(torch, tensor.dtype),
             handling=sparsity.handling,
         )
-        found[one.name] = at, fastest_scheme(at, schemes_of_rows() if one.is_rows else None)
+        found[one.name] = at, fastest_scheme(at, schemes(of_rows=True) if one.is_rows else None)
     return found
 
 

@@ -72,7 +72,7 @@ def _warn_of_another_way(model: nn.Module, params: list[NamedParam], settings: S
     sparse, named = sparse_weights(model), named_collective(settings.exchange)
     rows = [name for name, p in params if id(p) in sparse and settings.compress_if(name, p)]
     if named is not None and rows and not named.carries_rows:
-        from ..exchange.sparse_schemes import schemes_of_rows  # rows are rare
+        from ..exchange.sparse_schemes import schemes  # rows are rare
 
         _log.warning(
             "row-sparse gradients (%s, ...) cannot take %r, and are gathered, or sent to the ranks "
@@ -80,5 +80,5 @@ def _warn_of_another_way(model: nn.Module, params: list[NamedParam], settings: S
             "sparse=False to have its gradient take it, or name %s",
             rows[0],
             named,
-            " or ".join(schemes_of_rows()),
+            " or ".join(schemes(of_rows=True)),
         )

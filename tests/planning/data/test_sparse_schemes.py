@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradwire as gw
+from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
 from gradwire.exchange.sparse_schemes import (
     SchemeInputs,
@@ -18,7 +19,6 @@ from gradwire.exchange.sparse_schemes import (
     fastest_scheme,
     other_way_s,
     schemes,
-    schemes_by_counts,
     zen_cost,
 )
 from gradwire.planning.data.cluster import Cluster
@@ -140,9 +140,7 @@ def sent_bytes(exchange: gw.Exchange, sets: list[Indices], numel: int) -> list[i
     for indices in sets:
         grads.append(torch.zeros(numel))
         grads[-1][torch.from_numpy(indices).long()] = 1.0
-    state = exchange.init(gw.TensorSpec("", numel), len(grads))
-    texts = [exchange.run(r, len(grads), state, grad) for r, grad in enumerate(grads)]
-    return list(drive(texts, seed=0).sent_bytes)
+    return list(drive(texts(exchange, grads), seed=0).sent_bytes)
 
 
 def test_overlap_decides_between_the_two_optimal_schemes() -> None:
@@ -193,5 +191,5 @@ def test_explanations_name_scheme_times_runner_up_and_why() -> None:
 def test_counts_of_any_step_give_a_setting(counts: list[int], growth: float, width: int) -> None:
     at = counted(counts, 100 * width, width, torch.float32, growth)
     assert at.own(at.units) == pytest.approx(max(counts))
-    assert fastest_scheme(at, schemes_by_counts()).predictions[0].seconds >= 0.0
+    assert fastest_scheme(at, schemes(by_counts=True)).predictions[0].seconds >= 0.0
     assert other_way_s(at, 1000) > other_way_s(at, 0) > 0.0
