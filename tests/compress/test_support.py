@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compress.deft.support import SharedSupport
+from gradwire.compress._support import SharedSupport
 from gradwire.contract import Layout, Member, Selection, Traits
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.by_name import exchange_for
