@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compress.selective import selective
-from gradwire.compress.selective.choice import SMALL, Choice, choose
-from gradwire.compress.selective.mixed import Mixed
+from gradwire.compress.selective import SMALL, Choice, Mixed, choose, selective
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Member
 from gradwire.contract.payload import Payload
@@ -248,8 +246,8 @@ def test_a_tensor_that_starves_sends_its_largest(with_residual: bool) -> None:
     mixed = Mixed(starves(), (3, 2, 1, 1), Choice((3,), (0, 1, 2), 0.5), torch.float32)
     residual_N = torch.tensor([0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 1.0]) if with_residual else None
     own = torch.zeros(mixed.largest.slot_bytes, dtype=torch.uint8)
-    sent = mixed.encode(Member(0, 2), mixed.codec, (), grad_N, residual_N, own)
-    payload = Payload(mixed.received(sent.size_bytes), own[: sent.size_bytes])
+    size_bytes, _ = mixed.encode(Member(0, 2), mixed.codec, (), grad_N, residual_N, own)
+    payload = Payload(mixed.received(size_bytes), own[:size_bytes])
     largest = (2, 4.0) if with_residual else (1, -3.0)
     assert payload["indices"].tolist() == [largest[0], 5]
     assert payload["values"].tolist() == [largest[1], 0.5]

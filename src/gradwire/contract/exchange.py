@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from .verbs import Compute, Steps
 Result = tuple[Tensor, Tensor, State]
 """(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""
 Copies = Generator[tuple[Tensor, ...], tuple[Tensor, ...], None]
-"""A text of two copies, from a device to the host and back: see ``Exchange.encode_on_host``."""
+"""A text of two copies, from a device to the host and back: see ``EncodesTensors``."""
 
 
 class Exchange(metaclass=KeywordSettings):
@@ -104,53 +104,6 @@ class Exchange(metaclass=KeywordSettings):
         yield Compute("finish", finish, grad_N.numel())
         return state
 
-    def apart(self, spec: TensorSpec) -> tuple[int, ...]:
-        """Places of the tensors in a message of this spec that it can encode each by itself.
-
-        Default: none, as most exchanges encode a message as one.
-        """
-        return ()
-
-    def encode_ahead(
-        self,
-        me: Member,
-        state: State,
-        place: int,
-        grad_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> None:
-        """Encodes one tensor of ``apart`` before the others of its message are there.
-
-        All is as in ``synchronise``, of the whole message, but only the elements of the tensor at
-        ``place`` count. What was made of it stays in ``me.ahead`` under its place until
-        ``synchronise`` of the same step, with the same state, takes it from there and encodes what
-        is left. There are two ranks or more. Several threads may call it at once, each for another
-        tensor.
-        """
-        raise AssertionError(f"{type(self).__name__} encodes no tensor by itself")
-
-    @property
-    def offloads(self) -> bool:
-        """Whether the host may encode tensors of ``apart`` that lie on a device."""
-        return False
-
-    def encode_on_host(
-        self,
-        me: Member,
-        state: State,
-        place: int,
-        grad_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Copies:
-        """``encode_ahead`` of a tensor on a device, by the host, where the exchange ``offloads``.
-
-        The text yields tensors of the device and is resumed with copies of them in host memory,
-        which it may overwrite. Then it yields what it has made of these, and is resumed with
-        copies on the device. What it does before the first copy and behind the second is launched
-        on the device. All of the state stays where it is.
-        """
-        raise AssertionError(f"{type(self).__name__} is not encoded on the host")
-
     @property
     def exact_size(self) -> bool:
         """Whether the bytes of a step follow from the gradient's spec alone."""
@@ -179,6 +132,49 @@ class Exchange(metaclass=KeywordSettings):
         where it looks at values, of which there are none then.
         """
         return bytes_of_rank(self, spec, world, rank)
+
+
+class EncodesTensors(ABC):
+    """An exchange that can encode some tensors of a message before the others are there."""
+
+    @abstractmethod
+    def apart(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Places of the tensors in a message of this spec that it can encode each by itself."""
+
+    @abstractmethod
+    def encode_ahead(
+        self,
+        me: Member,
+        state: State,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> None:
+        """Encodes one tensor of ``apart`` before the others of its message are there.
+
+        All is as in ``synchronise``, of the whole message, but only the elements of the tensor at
+        ``place`` count. What was made of it stays in ``me.ahead`` under its place until
+        ``synchronise`` of the same step, with the same state, takes it from there and encodes what
+        is left. There are two ranks or more. Several threads may call it at once, each for another
+        tensor.
+        """
+
+    @abstractmethod
+    def encode_on_host(
+        self,
+        me: Member,
+        state: State,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Copies:
+        """``encode_ahead`` of a tensor on a device, by the host.
+
+        The text yields tensors of the device and is resumed with copies of them in host memory,
+        which it may overwrite. Then it yields what it has made of these, and is resumed with
+        copies on the device. What it does before the first copy and behind the second is launched
+        on the device. All of the state stays where it is.
+        """
 
 
 def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) -> Steps[None]:

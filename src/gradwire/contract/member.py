@@ -110,8 +110,8 @@ class Member:
         self.shards: Shards | None = None
         """The parts of the layers, if other ranks hold some that an exchange may ask; else None."""
         self.ahead: dict[int, Any] = {}
-        """The tensors that were encoded before the message, by place: see `Exchange.encode_ahead`.
-        Empty outside of a step."""
+        """The tensors that were encoded before the message, by place: see `EncodesTensors`. Empty
+        outside of a step."""
         self._buffers: dict[str, Tensor] = {}
         self._across: Member | None = None
         self._variant: tuple[Compressor, Compressor] | None = None

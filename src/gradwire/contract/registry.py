@@ -1,8 +1,7 @@
 """Algorithms by name: a folder's files are its algorithms, and other packages may add theirs.
 
-``compress/topk.py`` defines ``topk``, and that is all. An algorithm with helpers of its own is a
-folder: ``compress/selective/``. Files that start with an underscore are support and bear no public
-name.
+``compress/topk.py`` defines ``topk``, and that is all. An algorithm with helpers of its own may
+be a folder. Files that start with an underscore are support and bear no public name.
 
 Another package adds algorithms by an entry point in the group of their kind. Its value is an object
 (``my_package.mine:mine``, under the entry point's name), or a package whose files are algorithms

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Copies, Exchange, Member, State
+from ..contract import Copies, EncodesTensors, Exchange, Member, State
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.verbs import Steps
 from ..errors import InvalidSetting, invalid
@@ -149,35 +149,32 @@ class ErrorFeedback(Wrapper):
         inner = yield from me.through(self.inner, state.inner, grad_N, out_N, kept_N)
         return FeedbackState(state.residual_N, inner)
 
-    def apart(self, spec: TensorSpec) -> tuple[int, ...]:
-        """Places that the inner exchange states; none around another wrapper."""
-        return () if isinstance(self.inner, Wrapper) else self.inner.apart(spec)
 
-    def encode_ahead(
-        self,
-        me: Member,
-        state: State,
-        place: int,
-        grad_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> None:
-        assert residual_N is None, "an outer wrapper has tensors encoded apart"
-        self.inner.encode_ahead(me, state.inner, place, grad_N, state.residual_N)
+class TensorEncoder(NamedTuple):
+    """An exchange that encodes tensors by themselves, and whether error feedback is around it."""
 
-    @property
-    def offloads(self) -> bool:
-        return self.inner.offloads
+    exchange: EncodesTensors
+    is_kept: bool
 
-    def encode_on_host(
-        self,
-        me: Member,
-        state: State,
-        place: int,
-        grad_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Copies:
-        assert residual_N is None, "an outer wrapper has tensors encoded apart"
-        return self.inner.encode_on_host(me, state.inner, place, grad_N, state.residual_N)
+    @classmethod
+    def of(cls, exchange: Exchange) -> TensorEncoder | None:
+        """That of an exchange; None where it encodes a message as one."""
+        is_kept = isinstance(exchange, ErrorFeedback)
+        inner = exchange.inner if isinstance(exchange, ErrorFeedback) else exchange
+        return cls(inner, is_kept) if isinstance(inner, EncodesTensors) else None
+
+    def encode_ahead(self, me: Member, state: State, place: int, grad_N: Tensor) -> None:
+        """Encodes a tensor of a message whose exchange has this state."""
+        own, residual_N = self._parts(state)
+        self.exchange.encode_ahead(me, own, place, grad_N, residual_N)
+
+    def encode_on_host(self, me: Member, state: State, place: int, grad_N: Tensor) -> Copies:
+        """``encode_ahead`` by the host."""
+        own, residual_N = self._parts(state)
+        return self.exchange.encode_on_host(me, own, place, grad_N, residual_N)
+
+    def _parts(self, state: State) -> tuple[State, Tensor | None]:
+        return (state.inner, state.residual_N) if self.is_kept else (state, None)
 
 
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:

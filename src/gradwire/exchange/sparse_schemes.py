@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..collective.steps.push_pull import Cut, PushPull, Told, pulled_bytes
+from ..collective.steps.push_pull import Cut, PushPull, Told
 from ..collective.steps.rounds import abreast
 from ..collective.steps.sizes import SIZE_BYTES
 from ..collective.zen import zen
@@ -130,12 +130,21 @@ def zen_cost(at: SchemeInputs, formats: str = "smallest") -> Prediction:
     return push_pull_cost(zen(formats=formats), at, at.units, (uneven, uneven), "(push and pull) ")
 
 
+PullSeconds = Callable[[SchemeInputs, int, int], tuple[float, float]]
+
+
+def gathered_s(at: SchemeInputs, fullest: int, usual: int) -> tuple[float, float]:
+    """Seconds of latency and of moving bytes of a pull, by bytes of its fullest and other parts."""
+    return at.parts_s(("all_gather", fullest))
+
+
 def push_pull_cost(
     collective: PushPull,
     at: SchemeInputs,
     units: UnitSparsity,
     imbalance: tuple[float, float],
     why: str = "",
+    pull_s: PullSeconds = gathered_s,
 ) -> Prediction:
     """The rank of the fullest part decides: its push and pull have ``imbalance`` times the mean."""
     scheme = type(collective).__name__
@@ -151,34 +160,16 @@ def push_pull_cost(
         ("all_to_all", SIZE_BYTES * at.world),
         ("all_gather", TOLD_BYTES),
     )
-    pull_s = _pull_s(collective, at, cut, pull, merged)
+    rest = _part(cut, max(0.0, merged - pull) / others)
+    sums = (cut.pulled(collective.pull_format(cut, 0, n), 0, n).slot_bytes for n in (pull, rest))
+    pulled_s = pull_s(at, *sums)
     pushed = cut.pushed(collective.push_format(cut, 0, push), 0, push)
     send_s = at.parts_s(("send", pushed.slot_bytes))
     rounds = ceil(others / abreast(pushed.slot_bytes, at.world))
-    latency_s = told_s[0] + rounds * send_s[0] + pull_s[0]
-    transfer_s = told_s[1] + others * send_s[1] + pull_s[1]
+    latency_s = told_s[0] + rounds * send_s[0] + pulled_s[0]
+    transfer_s = told_s[1] + others * send_s[1] + pulled_s[1]
     host_s = at.host_s((2 + uneven_push) * own + merged, units)
     return Prediction(scheme, latency_s, transfer_s, host_s, why)
-
-
-def _pull_s(
-    collective: PushPull, at: SchemeInputs, cut: Cut, fullest: int, merged: float
-) -> tuple[float, float]:
-    """Seconds of latency and of moving bytes of a pull whose first part is the fullest.
-
-    Verbs go at once: they wait out their latency together, and their bytes on the busiest link
-    take as long as an all-gather's.
-    """
-    others = at.world - 1
-    rest = _part(cut, max(0.0, merged - fullest) / others)
-    most, usual = (
-        cut.pulled(collective.pull_format(cut, 0, count), 0, count).slot_bytes
-        for count in (fullest, rest)
-    )
-    pulls = collective.pulls([most] + [usual] * others)
-    latency_s, _ = at.parts_s((pulls[0].verb, pulls[0].size_bytes))
-    busiest = max(pulled_bytes(pulls, 0, at.world), most + (others - 1) * usual)
-    return latency_s, at.parts_s(("all_gather", busiest / others))[1]
 
 
 def _part(cut: Cut, count: float) -> int:

@@ -11,6 +11,7 @@ from ..contract import Exchange
 from ..contract.spec import TensorSpec
 from ..errors import InvalidSetting
 from ..exchange.by_name import by_name, exchange_for
+from ..exchange.error_feedback import TensorEncoder
 from .data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from .data.profile import ProfiledTensor
 
@@ -74,7 +75,7 @@ def planned_spec(
 def refuse_encodes(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> None:
     """Raises ``InvalidSetting`` for an ``inline`` or ``early`` that is not what is encoded.
 
-    What an exchange encodes tensor by tensor it states itself (``Exchange.apart``). The plan is one
+    What an exchange encodes tensor by tensor it states itself (``EncodesTensors``). The plan is one
     that ``check`` and ``refuse_cuts`` accept, for these tensors by name.
     """
     encoded = [one for one in enumerate(plan.messages) if one[1].inline or one[1].early]
@@ -82,8 +83,9 @@ def refuse_encodes(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> None:
     for number, message in encoded:
         named, exchange = {*message.inline, *message.early}, made[message.exchange]
         setting, apart = plan.exchanges[message.exchange], set[str]()
-        if exchange.keeps_whole:
-            places = exchange.apart(planned_spec(message, tensors, is_shaped=True))
+        encoder = TensorEncoder.of(exchange)
+        if encoder is not None and exchange.keeps_whole:
+            places = encoder.exchange.apart(planned_spec(message, tensors, is_shaped=True))
             apart = {message.chunks[place].tensor for place in places}
         if named == apart or (not apart and setting.sparsifier is None):
             continue

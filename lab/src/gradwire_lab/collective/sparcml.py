@@ -29,7 +29,6 @@ from gradwire.collective.steps.ordered_sums import (
     expected_union,
     merged_entries,
     num_entries,
-    scaled_entries,
 )
 from gradwire.contract import Compressor, Layout, Member, Selection, State
 from gradwire.contract.collective import Collective, Dimensions, Needs
@@ -164,7 +163,7 @@ class _Held:
     def take(self, codec: Compressor, payload: Payload) -> None:
         """Holds what this rank's own payload has."""
         own = Entries(*codec.entries(payload), codec.width)
-        self.pack(scaled_entries(own, 1 / self.me.world, self.whole.dtype))
+        self.pack(_scaled(own, 1 / self.me.world, self.whole.dtype))
 
     def merge(self, landed: Tensor, count: int, *, is_lower: bool) -> Entries:
         """The sum of what it holds and what landed; the lower rank's is added first."""
@@ -189,6 +188,13 @@ class _Held:
         form = self.whole.form(count)
         payload = self.whole.payload(buffer, count)
         return form.decode(payload, self.whole.num_units, self.whole.width)
+
+
+def _scaled(entries: Entries, factor: float, dtype: torch.dtype) -> Entries:
+    """The entries with all values multiplied in ``dtype``; in place where they are of that."""
+    values = entries.values
+    own = values.mul_(factor) if values.dtype == dtype else values.to(dtype).mul_(factor)
+    return entries._replace(values=own)
 
 
 def _talk(me: Member, held: _Held) -> Steps[None]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.steps.ordered_sums import value_dtype
-from gradwire.collective.steps.push_pull import Cut, PushPull, Told, pulled_bytes
+from gradwire.collective.steps.push_pull import Cut, PushPull, Told
 from gradwire.collective.steps.sizes import SIZE_BYTES
 from gradwire.contract import Compressor
 from gradwire.contract.collective import Collective
@@ -25,6 +25,7 @@ from gradwire.kernels.sparse.formats.coo import coo
 
 from ..collective.omnireduce import omnireduce
 from ..collective.sparcml import groups, sparcml
+from ..collective.sparse_ps_broadcast import broadcast_bytes, sparse_ps_broadcast
 
 
 def bytes_of(
@@ -62,10 +63,11 @@ def _pushed_and_pulled(
 ) -> list[int]:
     (pushed_WW, pulled_W), world = _payloads(scheme, codec, spec, taken), len(taken)
     told = (world - 1) * SIZE_BYTES * (1 + len(Told._fields))
-    pulls = scheme.pulls([one.slot_bytes for one in pulled_W])
+    slots = [one.slot_bytes for one in pulled_W]
+    is_broadcast = isinstance(scheme, sparse_ps_broadcast)
     return [
         told
-        + pulled_bytes(pulls, rank, world)
+        + (broadcast_bytes(slots, rank) if is_broadcast else (world - 1) * max(slots))
         + sum(one.slot_bytes for to, one in enumerate(own) if to != rank)
         for rank, own in enumerate(pushed_WW)
     ]

@@ -17,7 +17,7 @@ from gradwire.exchange.sparse_schemes import Prediction, SchemeInputs, push_pull
 
 from ..collective.omnireduce import omnireduce
 from ..collective.sparse_ps import sparse_ps
-from ..collective.sparse_ps_broadcast import sparse_ps_broadcast
+from ..collective.sparse_ps_broadcast import broadcast_bytes, sparse_ps_broadcast
 
 _OF_RANGES = "(ranges have unlike many, and every entry an index) "
 
@@ -51,4 +51,13 @@ def sparse_ps_cost(at: SchemeInputs) -> Prediction:
 def sparse_ps_broadcast_cost(at: SchemeInputs) -> Prediction:
     """Coordinates to the servers of even ranges, and their sums broadcast at once: appendix B.1."""
     imbalance = at.units.imbalance(at.world)
-    return push_pull_cost(sparse_ps_broadcast(), at, at.units, imbalance, _OF_RANGES)
+    return push_pull_cost(sparse_ps_broadcast(), at, at.units, imbalance, _OF_RANGES, _broadcast_s)
+
+
+def _broadcast_s(at: SchemeInputs, fullest: int, usual: int) -> tuple[float, float]:
+    """Broadcasts go at once: they wait out their latency together, and share the busiest link."""
+    others = at.world - 1
+    latency_s, _ = at.parts_s(("broadcast", fullest))
+    sent = broadcast_bytes([fullest] + [usual] * others, 0)
+    busiest = max(sent, fullest + (others - 1) * usual)
+    return latency_s, at.parts_s(("all_gather", busiest / others))[1]

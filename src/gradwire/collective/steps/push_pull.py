@@ -9,7 +9,7 @@ Wire: a rank sends, each payload rounded up to 8 bytes,
     8 (W-1)                         how many units it pushes to each
     sum over the others j of PUSH(units pushed to j)
     32 (W-1)                        what it merged and pushed
-    (W-1) * max over ranks of PULL(units merged there), or what the scheme's own ``pulls`` send,
+    (W-1) * max over ranks of PULL(units merged there), or what the scheme's own ``delivery`` sends,
     with PUSH and PULL as the scheme says; where it says nothing, COO(k) = (4 + width * itemsize) k.
 """
 
@@ -27,7 +27,6 @@ from ...contract import Compressor, Imbalance, Layout, Member, Selection, State
 from ...contract.collective import Collective, Needs
 from ...contract.payload import Format, Payload
 from ...contract.spec import TensorSpec, working_dtype
-from ...contract.travel import bytes_sent
 from ...contract.verbs import AllGather, AllToAll, Compute, Steps, Verb
 from ...kernels.sparse.entries import Entries, Part, num_units, parts_of
 from ...kernels.sparse.format import SparseFormat
@@ -95,16 +94,6 @@ def cached_parts(num_units: int, world: int, permutation: Permutation | None) ->
 
 
 # ---- How sums travel in a pull -----------------------------------------------------------------
-#
-# By name and size for predictions, and as verbs with their room.
-
-
-class Pull(NamedTuple):
-    """One verb in which sums travel: its name, its size in bytes and, of a broadcast, its root."""
-
-    verb: str
-    size_bytes: int
-    root: int = 0
 
 
 class Delivery(NamedTuple):
@@ -125,15 +114,6 @@ def gathered(me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
     own = me.scratch("pushed", size, like, torch.uint8, varies=True)
     whole = me.scratch("arrived", me.world * size, like, torch.uint8, varies=True)
     return Delivery(own, split(whole, [size] * me.world), (AllGather(whole, own),))
-
-
-def pulled_bytes(pulls: Sequence[Pull], rank: int, world: int) -> int:
-    """Bytes that a rank sends in these verbs.
-
-    >>> [pulled_bytes([Pull("broadcast", 10, root=1)], rank, 4) for rank in range(4)]
-    [0, 20, 10, 0]
-    """
-    return sum(bytes_sent(verb, size, world, (rank - root) % world) for verb, size, root in pulls)
 
 
 # ---- The push ----------------------------------------------------------------------------------
@@ -228,12 +208,8 @@ class PushPull(Collective):
         """How ``rank`` writes so many units for the others; from what all ranks know."""
         return coo()
 
-    def pulls(self, sizes: Sequence[int]) -> tuple[Pull, ...]:
-        """The verbs that carry sums of so many bytes a rank."""
-        return (Pull("all_gather", max(sizes)),)
-
     def delivery(self, me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
-        """The verbs of ``pulls``, with room for what they carry."""
+        """The verbs that carry sums of so many bytes a rank, with room for them."""
         return gathered(me, sizes, like)
 
     def cut(self, codec: Compressor, spec: TensorSpec, world: int) -> Cut:
