@@ -20,7 +20,7 @@ from ..contract.registry import load
 from ..contract.spec import TensorSpec, check_gradient, working_dtype
 from ..contract.verbs import Steps
 from ..errors import invalid
-from .error_feedback import ErrorFeedback, Wrapper, check_exchange, with_error_feedback
+from .error_feedback import ErrorFeedback, Wrapper, check_exchange, nested, with_error_feedback
 from .pair import Pair, pair, suited
 
 
@@ -33,10 +33,9 @@ def named_collective(exchange: object) -> Collective | None:
     zen(seed=0, formats='smallest')
     >>> named_collective(exchange_for(topk()))
     """
-    while isinstance(exchange, Wrapper):
-        exchange = exchange.inner
-    found = getattr(exchange, "collective", None)
-    codec: Any = exchange.codec if isinstance(exchange, Pair) else exchange
+    *_, inner = nested(exchange)
+    found = getattr(inner, "collective", None)
+    codec: Any = inner.codec if isinstance(inner, Pair) else inner
     return found if isinstance(found, Collective) and found != suited(codec) else None
 
 
@@ -67,11 +66,8 @@ def beside(exchange: object) -> Exchange:
 
 def momentum_of(exchange: object) -> float:
     """The momentum that an exchange applies to gradients, 0 if it applies none."""
-    while isinstance(exchange, Wrapper):
-        if exchange.own_momentum:
-            return exchange.own_momentum
-        exchange = exchange.inner
-    return 0.0
+    own = (one.own_momentum for one in nested(exchange) if isinstance(one, Wrapper))
+    return next(filter(None, own), 0.0)
 
 
 def exchange_for(algorithm: Compressor | Exchange) -> Exchange:

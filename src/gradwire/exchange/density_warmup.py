@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -28,17 +28,10 @@ from ..contract.verbs import Steps
 from ..errors import invalid
 from .by_name import exchange_for
 from .error_feedback import Wrapper, chooser_of
-from .warmup import Steps_T, count_step, no_steps, steps_done
+from .warmup import WarmupState, no_steps, steps_done
 
 DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 """The densities of the paper's stages; the last one is for good."""
-
-
-class WarmupState(NamedTuple):
-    """Steps done, for every tensor of the message, and the inner exchange's state."""
-
-    step_T: Steps_T
-    inner: State
 
 
 @dataclass(frozen=True)
@@ -83,8 +76,7 @@ class DensityWarmup(Wrapper):
     ) -> Steps[State]:
         stage = self.stage(state)
         inner = yield from me.through(stage, state.inner, grad_N, out_N, residual_N)
-        count_step(state.step_T)
-        return WarmupState(state.step_T, inner)
+        return state.after(inner)
 
     def stage(self, state: WarmupState) -> Exchange:
         """The exchange of the step that comes next; in predictions, that of the last stage."""

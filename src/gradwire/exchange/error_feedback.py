@@ -6,7 +6,7 @@ It is one of several exchanges around another; ``Wrapper`` is what all of them s
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..contract import Copies, EncodesTensors, Exchange, Member, State
 from ..contract.spec import TensorSpec, working_dtype
+from ..contract.state import leaves
 from ..contract.verbs import Steps
 from ..errors import InvalidSetting, invalid
 from .pair import Pair
@@ -74,6 +75,13 @@ class Wrapper(Exchange):
         return self.inner.ranks_per_host
 
 
+def nested(exchange: Any) -> Iterator[Any]:
+    """An exchange, and those inside it, one in the other."""
+    yield exchange
+    if isinstance(exchange, Wrapper):
+        yield from nested(exchange.inner)
+
+
 class Chooser(Wrapper):
     """A wrapper that chooses settings for each tensor, of all messages of a step together.
 
@@ -95,11 +103,7 @@ class Chooser(Wrapper):
 
 def chooser_of(exchange: Exchange) -> Chooser | None:
     """The chooser that an exchange is, or is around; None where there is none."""
-    while isinstance(exchange, Wrapper):
-        if isinstance(exchange, Chooser):
-            return exchange
-        exchange = exchange.inner
-    return None
+    return next((one for one in nested(exchange) if isinstance(one, Chooser)), None)
 
 
 def choose_together(taken: Iterable[tuple[Exchange, State]]) -> None:
@@ -206,8 +210,7 @@ def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
     Residuals are bounded where no more is lost than was given (Karimireddy et al., lemma 3). What
     declares neither that nor a need of error feedback is refused; what declares nothing is not.
     """
-    while isinstance(exchange, Wrapper):
-        exchange = exchange.inner
+    *_, exchange = nested(exchange)
     algorithm = exchange.codec if isinstance(exchange, Pair) else exchange
     traits = algorithm.traits
     if traits is None or traits.contraction or traits.error_feedback or traits.lossless:
@@ -228,12 +231,5 @@ def residuals(state: State) -> dict[str, Tensor]:
     >>> sorted(residuals(FeedbackState(torch.zeros(2), None)))
     ['residual']
     """
-    found: dict[str, Tensor] = {}
-    if isinstance(state, tuple):
-        names = getattr(state, "_fields", tuple(str(i) for i in range(len(state))))
-        for name, value in zip(names, state, strict=True):
-            if isinstance(value, Tensor) and name.startswith("residual"):
-                found[name.removesuffix("_N")] = value
-            for inner, tensor in residuals(value).items() if isinstance(value, tuple) else ():
-                found[f"{name}.{inner}"] = tensor
-    return found
+    each = ((path.rpartition(".")[2], path, tensor) for path, tensor in leaves(state))
+    return {path.removesuffix("_N"): own for name, path, own in each if name.startswith("residual")}

@@ -67,7 +67,7 @@ class SparsePart:
             if found.scheme == DENSE or (only_rows and not is_rows):
                 continue
             key = f"{found.scheme}: {name}"
-            exchanges[key] = _exchange(sparsity, name, at.units, found.scheme)
+            exchanges[key] = _exchange(sparsity, is_rows, at.units, found.scheme)
             chunk = Chunk(tensor=name, start=0, stop=at.numel)
             messages.append(PlannedMessage(chunks=(chunk,), exchange=key))
         names = {message.chunks[0].tensor for message in messages}
@@ -95,10 +95,9 @@ class SparsePart:
 
 
 def _exchange(
-    sparsity: SparsityProfile, name: str, units: UnitSparsity, scheme: str
+    sparsity: SparsityProfile, is_rows: bool, units: UnitSparsity, scheme: str
 ) -> ExchangeSetting:
-    one = sparsity.of(name)
-    if sparsity.compressor is None or (one is not None and one.is_rows):
+    if sparsity.compressor is None or is_rows:
         settings: dict[str, Setting] = {
             "width": units.width,
             "expected_density": float(f"{units.density:.3g}"),

@@ -88,21 +88,13 @@ class Seals:
     ) -> RankFailed:
         who = f"rank {place.ranks[src]}" if place.ranks else f"the rank with shard {src}"
         here = f"rank {place.ranks[place.rank]}" if place.ranks else f"shard {place.rank}"
-        code, text = (
-            ExitCode.BITS,
-            (
-                f"the {size_bytes} bytes that {who} sent arrived damaged at {here} ({kind}): memory "
-                f"or a link of {who} changes bits"
-            ),
-        )
+        code = ExitCode.BITS
+        text = f"the {size_bytes} bytes that {who} sent arrived damaged at {here} ({kind}): "
+        text += f"memory or a link of {who} changes bits"
         if 0 < (other := told >> _CRC_BITS) <= _MOST_WIRE and other != WIRE:
-            code, text = (
-                ExitCode.MISTAKE,
-                (
-                    f"{who} sends payloads of wire version {other}, and {here} takes {WIRE}; start "
-                    "all ranks with one version of gradwire"
-                ),
-            )
+            code = ExitCode.MISTAKE
+            text = f"{who} sends payloads of wire version {other}, and {here} takes {WIRE}; "
+            text += "start all ranks with one version of gradwire"
         ranks = tuple(place.ranks[src : src + 1])
         return RankFailed(text, ranks=ranks, step=self._step, exit_code=code)
 
