@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, Layout, Member, State
-from ..contract.collective import Collective, Dimensions, Needs
+from ..contract.collective import Collective, Dimensions, Needs, encoding
 from ..contract.payload import Payload, slot_bytes
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.verbs import AllGather, Compute, Steps
@@ -47,13 +47,8 @@ class allgather_sparse(Collective):
         codec, varies = me.variant_of(codec), not codec.traits.exact_size
         form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
-        payload, state = yield Compute(
-            "encode",
-            lambda: codec.encode(
-                state, grad_N, residual_N=residual_N, buffer=own[: form.size_bytes]
-            ),
-            grad_N.numel(),
-        )
+        room = own[: form.size_bytes]
+        payload, state = yield encoding(codec, state, grad_N, residual_N, room)
         limits = [form.size_bytes] * me.world
         sizes = yield from tell_all(me, codec, payload.size_bytes, limits)
         slot = slot_bytes(max(sizes))

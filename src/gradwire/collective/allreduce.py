@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, Member, State
-from ..contract.collective import Collective, Needs
+from ..contract.collective import Collective, Needs, encoding
 from ..contract.spec import TensorSpec
 from ..contract.verbs import AllReduce, Compute, Steps
 
@@ -41,11 +41,7 @@ class Summing(Collective):
         codec = me.variant_of(codec)
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         buffer = payload_buffer(codec, me, spec, out_N)
-        payload, state = yield Compute(
-            "encode",
-            lambda: codec.encode(state, grad_N, residual_N=residual_N, buffer=buffer),
-            spec.numel,
-        )
+        payload, state = yield encoding(codec, state, grad_N, residual_N, buffer)
         yield from self.sum_up(me, payload["values"])
         if buffer.data_ptr() != out_N.data_ptr() or not codec.is_decoded(scale=1 / me.world):
             yield Compute(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from .compressor import Compressor, KeywordSettings, Layout, State, Traits
 from .member import Member
 from .spec import TensorSpec
-from .verbs import Steps
+from .verbs import Compute, Steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +87,11 @@ class Collective(metaclass=KeywordSettings):
         what this rank contributes, and ``residual_N`` afterwards holds what of it did not arrive
         in the mean, losses at this rank's re-encoding included.
         """
+
+
+def encoding(
+    codec: Compressor, state: State, grad_N: Tensor, residual_N: Tensor | None, buffer: Tensor
+) -> Compute:
+    """Encodes a gradient, with its residual if there is one; its result is that of ``encode``."""
+    encode = partial(codec.encode, state, grad_N, residual_N=residual_N, buffer=buffer)
+    return Compute("encode", encode, grad_N.numel())

@@ -31,10 +31,10 @@ from gradwire.collective.steps.ordered_sums import (
     num_entries,
 )
 from gradwire.contract import Compressor, Layout, Member, Selection, State
-from gradwire.contract.collective import Collective, Dimensions, Needs
+from gradwire.contract.collective import Collective, Dimensions, Needs, encoding
 from gradwire.contract.payload import Payload
 from gradwire.contract.spec import TensorSpec, working_dtype
-from gradwire.contract.verbs import Compute, Recv, Send, Steps, Verb
+from gradwire.contract.verbs import Recv, Send, Steps, Verb
 from gradwire.kernels.sparse.entries import Entries, Part, num_units
 from gradwire.kernels.sparse.format import SparseFormat
 from gradwire.kernels.sparse.formats.coo import coo
@@ -90,11 +90,7 @@ class sparcml(Collective):
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         form, whole = codec.format(spec), self.whole(codec, spec)
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
-        payload, state = yield Compute(
-            "encode",
-            lambda: codec.encode(state, grad_N, residual_N=residual_N, buffer=own),
-            spec.numel,
-        )
+        payload, state = yield encoding(codec, state, grad_N, residual_N, own)
         held = _Held(me, whole, num_entries(form), out_N)
         yield me.sized(
             "pack",

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ...contract import Compressor, Imbalance, Layout, Member, Selection, State
-from ...contract.collective import Collective, Needs
+from ...contract.collective import Collective, Needs, encoding
 from ...contract.payload import Format, Payload
 from ...contract.spec import TensorSpec, working_dtype
 from ...contract.verbs import AllGather, AllToAll, Compute, Steps, Verb
@@ -232,17 +232,13 @@ class PushPull(Collective):
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         cut, form = self.cut(codec, spec, me.world), codec.format(spec)
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
-        payload, state = yield Compute(
-            "encode",
-            lambda: codec.encode(state, grad_N, residual_N=residual_N, buffer=own),
-            spec.numel,
-        )
+        payload, state = yield encoding(codec, state, grad_N, residual_N, own)
         usual = self.usual(cut, codec, spec)
         sent, counts = yield me.sized(
             "partition",
             lambda: self._partition(codec, me, cut, payload, spec.numel),
             spec.numel,
-            lambda: self._usual_parts(me, cut, usual[0], grad_N),
+            lambda: (self._slots(me, cut, usual[0], grad_N), usual[0]),
         )
         is_all = codec.traits.lossless and residual_N is None
         clear = me.sized(
@@ -287,12 +283,6 @@ class PushPull(Collective):
         """Room for the payload of each server, of so many units."""
         sizes = [self._push_layout(cut, rank, k).slot_bytes for rank, k in enumerate(counts)]
         return split(me.scratch("pushed", sum(sizes), like, torch.uint8, varies=True), sizes)
-
-    def _usual_parts(
-        self, me: Member, cut: Cut, counts: list[int], like: Tensor
-    ) -> tuple[list[Tensor], list[int]]:
-        """The return value of ``_partition`` in a simulation, which has sizes and no values."""
-        return self._slots(me, cut, counts, like), counts
 
     def push(
         self,
