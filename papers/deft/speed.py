@@ -10,9 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradwire.compress.deft import bin_packing
-from gradwire.compress.deft.layer_k import layer_k
-from gradwire.compress.deft.layer_partition import packable, two_stage
+from gradwire.compress.deft import layer_k, loads, pack, packable, two_stage, work
 from gradwire.compress.topk import topk
 from gradwire_bench.report import bars, curves
 from gradwire_bench.workloads.train import layer_sizes
@@ -190,14 +188,12 @@ def _expected(given: Selected, world: int) -> dict[str, float | None]:
     k = max(1, round(given.density * numel))
     papers_L, ours_L = (torch.tensor(cut(given.layers, world)) for cut in (two_stage, packable))
     comparisons = papers_L * _k_of(grad_N, papers_L, k).double().log2()
-    [whole] = bin_packing.work(torch.tensor([numel]), torch.tensor([k]))
-    parts = bin_packing.work(ours_L, _k_of(grad_N, ours_L, k))
+    [whole] = work(torch.tensor([numel]), torch.tensor([k]))
+    parts = work(ours_L, _k_of(grad_N, ours_L, k))
     return {
-        "speedup_by_equation_6": _ratio(
-            numel * log2(k), bin_packing.heaviest(comparisons.tolist(), world)
-        ),
+        "speedup_by_equation_6": _ratio(numel * log2(k), heaviest(comparisons.tolist(), world)),
         "speedup_by_equation_8": _ratio(numel * log2(k), numel / world * log2(k / world)),
-        "speedup_by_work": _ratio(whole, _norms(numel, world) + bin_packing.heaviest(parts, world)),
+        "speedup_by_work": _ratio(whole, _norms(numel, world) + heaviest(parts, world)),
     }
 
 
@@ -208,6 +204,11 @@ def _norms(numel: int, world: int) -> int:
 
 def _ratio(whole: float, part: float) -> float | None:
     return whole / part if part > 0 else None
+
+
+def heaviest(costs: Sequence[float], num_bins: int) -> float:
+    """Equation 5, C(n): the largest load as algorithm 4 fills the bins."""
+    return max(loads(costs, pack(costs, num_bins), num_bins))
 
 
 def _k_of(grad_N: Tensor, sizes_L: Tensor, k: int) -> Tensor:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from gradwire.kernels.sparse.entries import Entries, Part, parts_of
 from gradwire.kernels.sparse.format import SparseFormat
-from gradwire.kernels.sparse.formats.blocks import blocks
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.planning.data.sparsity import BLOCK
 from gradwire_bench.report import curves
+from gradwire_lab.formats.blocks import blocks
 
 from ..frame import Ask, Claim, Findings, Row
 from .bitmap import bitmap

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwire.exchange.sparse_schemes import SCHEMES, SchemeInputs, zen_cost
+from gradwire.exchange.sparse_schemes import SchemeInputs, schemes, zen_cost
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.sparsity import TensorSparsity
@@ -115,8 +115,8 @@ def _predicted(numel: int, num_ranks: int, tensor: TensorSparsity) -> Row:
     units = tensor.units.model_copy(update={"width": 1, "num_units": numel})
     at = SchemeInputs(numel=numel, units=units, blocks=tensor.blocks, cluster=cluster)
     dense_s = dense_bytes(numel, num_ranks) / rate
-    schemes = [scheme for scheme in SCHEMES if scheme is not zen_cost]
-    found = [zen_cost(at, "paper"), *(scheme(at) for scheme in schemes)]
+    others = [scheme for scheme in schemes().values() if scheme is not zen_cost]
+    found = [zen_cost(at, "paper"), *(scheme(at) for scheme in others)]
     return {
         f"predicted_{FORMULAS[one.scheme]}": one.transfer_s / dense_s
         for one in found

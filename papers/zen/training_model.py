@@ -15,14 +15,13 @@ from gradwire.exchange.sparse_schemes import (
     SchemeInputs,
     allgather_sparse_cost,
     dense_cost,
-    omnireduce_cost,
-    sparcml_cost,
     zen_cost,
 )
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.sparsity import TensorSparsity, UnitSparsity
 from gradwire_bench.micro.sparse_rank import DENSE
 from gradwire_bench.micro.sparse_rank import PAPER as ZEN
+from gradwire_lab.exchange.sparse_schemes import omnireduce_cost, sparcml_cost
 
 from ..frame import Ask, Row
 from .captures import captured, lacking

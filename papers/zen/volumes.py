@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.collective.sparse_ps_broadcast import sparse_ps_broadcast
-from gradwire.collective.steps.push_pull import pulled_bytes
 from gradwire.kernels.sparse.entries import num_units, part_length
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.planning.data.sparsity import BLOCK
+from gradwire_lab.collective.sparse_ps_broadcast import broadcast_bytes
 
 from .captures import Capture
 
@@ -84,8 +83,7 @@ class Traffic:
     def broadcast_bytes(self, entry_bytes: int) -> int:
         """The bytes in the busiest direction if the sums are broadcast, all at once."""
         size_W: list[int] = (self.pulled_W * entry_bytes).tolist()
-        world, pulls = len(size_W), sparse_ps_broadcast().pulls(size_W)
-        sent = max(pulled_bytes(pulls, rank, world) for rank in range(world))
+        sent = max(broadcast_bytes(size_W, rank) for rank in range(len(size_W)))
         return max(sent, sum(size_W) - min(size_W))
 
     def in_turn_bytes(self, entry_bytes: int) -> float:

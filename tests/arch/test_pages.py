@@ -191,7 +191,7 @@ def test_what_lies_elsewhere_is_still_mentioned() -> None:
         ("the folders `collective/steps/ collective/` and `gradwire_lab/compll_text/`", 0),
         ("see sparse/formats/_bits.py", 1),
         ("the folder `reproduce/`, beside `papers/`", 1),
-        ("Letters as in deft.py", 1),
+        ("Letters as in drift.py", 1),
         ("`engine.py:12` says so", 0),
         ("seconds/(step x rank), and/or 3/4 of k", 0),
     ],

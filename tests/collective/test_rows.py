@@ -17,6 +17,7 @@ from gradwire.contract.registry import examples
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
 from gradwire.exchange.local import drive
+from gradwire_lab.exchange.bytes_of_sets import bytes_of
 from gradwire_lab.laws.collectives import Undefined
 from tests.each import each
 from tests.strategies import bounded
@@ -86,7 +87,7 @@ def test_gathered_rows_take_the_bytes_that_the_collective_states() -> None:
         for rank, rows in enumerate(taken)
     ]
     spec, codec = TensorSpec("table", NUM_ROWS * WIDTH), nonzero(width=WIDTH)
-    stated = GATHERED.bytes_of(codec, spec, [rows.to(torch.int32) for rows in taken])
+    stated = bytes_of(GATHERED, codec, spec, [rows.to(torch.int32) for rows in taken])
     assert drive(texts).sent_bytes == stated
 
 

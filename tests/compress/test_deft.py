@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compress.deft.allocation import owners
-from gradwire.compress.deft.layer_k import layer_k
+from gradwire.compress.deft import layer_k, owners
 from gradwire.exchange.by_name import exchange_for
 from gradwire.planning.data.cluster import CodecFit
 from gradwire.planning.data.fit import LineFit
@@ -38,7 +37,7 @@ def by_the_paper(
     ]
     owner = owners(layers, k[step % world], world, step % world).tolist()
     support: list[int] = []
-    for layer, (start, size) in enumerate(zip(layers.starts, layers.sizes, strict=True)):
+    for layer, (start, size) in enumerate(zip(layers.starts_L.tolist(), layers.sizes, strict=True)):
         rank = owner[layer]
         if rank == world:
             chosen = torch.arange(size)

@@ -11,13 +11,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.compress._narrow import narrow, widen, width_of
-from gradwire.compress.deft import bin_packing
-from gradwire.compress.deft.allocation import Allocation, owners
-from gradwire.compress.deft.layer_k import layer_k
-from gradwire.compress.deft.layer_partition import Partition, packable, partition_of, two_stage
-from gradwire.compress.deft.layerwise import select_layers
+from gradwire.compress.deft import (
+    Allocation,
+    Partition,
+    layer_k,
+    owners,
+    pack,
+    packable,
+    partition_of,
+    select_layers,
+    two_stage,
+)
+from gradwire.compress.deft import loads as loads_of
+from gradwire.compress.deft import work as work_of
 from gradwire.contract import Member
 from gradwire.errors import RanksDiffer
+from papers.deft.speed import heaviest as heaviest_of
 from tests.each import each
 from tests.strategies import bounded
 
@@ -49,14 +58,14 @@ def test_layers_cover_every_element_and_none_is_above_its_share(
 ) -> None:
     """Algorithm 2, but for layers of no element; the cut that is used has the same bound."""
     layers, numel = Partition(two_stage(tensors, world)), sum(tensors)
-    got = [*zip(layers.starts, layers.stops_L.tolist(), strict=True)]
+    got = [*zip(layers.starts_L.tolist(), layers.stops_L.tolist(), strict=True)]
     assert got == [(a, b) for a, b in partitioned_by_the_paper(tensors, world) if a < b]
     own = Partition(packable([size * 1000 for size in tensors], world))
     for cut, total in ((layers, numel), (own, 1000 * numel)):
         assert sum(cut.sizes) == total
         assert all(0 < size <= -(-total // world) for size in cut.sizes)
     bounds = {1000 * sum(tensors[:i]) for i in range(len(tensors))}
-    assert bounds <= {*own.starts, 1000 * numel}  # no layer is of two tensors
+    assert bounds <= {*own.starts_L.tolist(), 1000 * numel}  # no layer is of two tensors
 
 
 def by_equation_3(sizes_L: Tensor, k_L: Tensor) -> list[float]:
@@ -108,7 +117,7 @@ costs_of = st.lists(st.integers(0, 9).map(float), min_size=0, max_size=20)
 def test_bin_packing_is_the_papers_and_within_grahams_bound(
     costs: list[float], num_bins: int
 ) -> None:
-    got, size_bin = bin_packing.pack(costs, num_bins), [0.0] * num_bins
+    got, size_bin = pack(costs, num_bins), [0.0] * num_bins
     left = list(costs)
     for _ in costs:  # algorithm 4, lines 9 to 15
         item = left.index(max(left))
@@ -116,7 +125,7 @@ def test_bin_packing_is_the_papers_and_within_grahams_bound(
         assert got[item] == lightest
         size_bin[lightest] += costs[item]
         left[item] = -1.0
-    loads = bin_packing.loads(costs, got, num_bins)
+    loads = loads_of(costs, got, num_bins)
     assert loads == size_bin
     mean, top = sum(costs) / num_bins, max(costs, default=0.0)
     assert max(loads, default=0.0) <= (mean + (1 - 1 / num_bins) * top) * (1 + 1e-9)
@@ -133,11 +142,12 @@ def test_the_bound_on_the_heaviest_load(
     numel = sum(tensors)
     budget = max(1, numel // 10)
     k_L = layer_k(float64(norms), layers.sizes_L, budget)
-    costs = bin_packing.work(layers.sizes_L, k_L)
+    costs = work_of(layers.sizes_L, k_L)
     own = [number % world for number in owners(layers, k_L, world, 0).tolist()]
-    heaviest = max(bin_packing.loads(costs, own, world))  # what is common costs nothing
-    assert heaviest == bin_packing.heaviest(costs, world)
-    assert heaviest <= bin_packing.bound(costs, world) * (1 + 1e-9)
+    heaviest = max(loads_of(costs, own, world))  # what is common costs nothing
+    assert heaviest == heaviest_of(costs, world)
+    bound = sum(costs) / world + (1 - 1 / world) * max(costs, default=0)  # Graham, 1969
+    assert heaviest <= bound * (1 + 1e-9)
     if numel:
         # C_trivial(n) of k + L elements, rounding of sizes aside.
         mean = sum(by_equation_3(layers.sizes_L, k_L)) / world
@@ -169,21 +179,21 @@ def test_parts_are_disjoint_and_their_union_comes_back(
     ]
     owners_L = owners(layers, own_k[delegate % world], world, delegate % world)
     allocation = Allocation(layers, owners_L, world)
-    listed = [layer for rank in range(world) for layer in allocation.layers_of(rank).tolist()]
+    listed = [layer for rank in range(world) for layer in allocation.layers[rank].tolist()]
     is_common_L = own_k[delegate % world] == layers.sizes_L
     assert sorted([*listed, *is_common_L.nonzero().flatten().tolist()]) == [*range(num_layers)]
     assert sum(allocation.part_sizes) + allocation.num_common == numel
 
     places, expected = [], []
     for rank in range(world):
-        me, mine = Member(rank, world), allocation.layers_of(rank)
+        me, mine = Member(rank, world), allocation.layers[rank]
         expected += select_layers(me, grads[rank], layers, mine, own_k[rank][mine]).tolist()
         firsts_P = allocation.firsts_of(rank)
         indices_K = select_layers(me, grads[rank], layers, mine, own_k[rank][mine], firsts_P)
         assert all(0 <= i < allocation.part_sizes[rank] for i in indices_K.tolist())
         places.append(indices_K + allocation.first_places[rank])
     for layer in is_common_L.nonzero().flatten().tolist():
-        start = layers.starts[layer]
+        start = int(layers.starts_L[layer])
         expected += range(start, start + layers.sizes[layer])
     places_K = torch.cat(places).int() if places else torch.zeros(0, dtype=torch.int32)
     support_K = allocation.union(Member(0, world), places_K)

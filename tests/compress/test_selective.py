@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradwire as gw
-from gradwire.compress.selective import selective
-from gradwire.compress.selective.choice import SMALL, Choice, choose
+from gradwire.compress.selective import SMALL, Choice, choose, selective
 from gradwire.contract import Member
 from gradwire.contract.registry import load
 from gradwire.exchange.by_name import exchange_for, run_local

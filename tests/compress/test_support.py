@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compress.deft.support import SharedSupport
+from gradwire.compress._support import SharedSupport
 from gradwire.contract import Member
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive

@@ -140,7 +140,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
 
 
 @pytest.mark.usefixtures("installed")
-@each("kind, name", [("compress", "sidco"), ("planner", "espresso")])
+@each("kind, name", [("compress", "sidco"), ("collective", "sparcml"), ("planner", "espresso")])
 def test_an_algorithm_that_is_not_installed_is_refused_with_its_package(
     kind: str, name: str
 ) -> None:

@@ -12,10 +12,10 @@ import gradwire as gw
 from gradwire.collective.steps.sizes import SIZE_BYTES
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import Exchange, run_local
-from gradwire.exchange.counted import LOSSLESS, counted, fastest
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.exchange.natural import INNER, Natural, count_units, with_natural_sparsity
+from gradwire.exchange.sparse_schemes import counted, fastest_scheme, schemes
 from gradwire.exchange.two_level import on_hosts
 from tests.lab.test_measured_scheme import ways as ways_by_step
 from tests.strategies import bounded
@@ -66,7 +66,7 @@ def test_all_ranks_take_one_way_though_counts_differ() -> None:
     grads[3] = tables(1, 60, seed=9)[0]
     found = ways(DENSE, grads)
     assert len(set(found)) == 1
-    assert found[0] in {scheme.__name__.removesuffix("_cost") for scheme in LOSSLESS}
+    assert found[0] in schemes(by_counts=True)
 
 
 def test_a_dense_step_goes_the_inner_way() -> None:
@@ -78,7 +78,10 @@ def test_a_dense_step_goes_the_inner_way() -> None:
 def test_what_the_last_step_showed_changes_the_way() -> None:
     """Rows that all ranks share: first taken for distinct ones, then known to be the same."""
     counts, numel = [4000] * 8, 50_000 * 64
-    first, then = (fastest(counted(counts, numel, 64, torch.float32, g)) for g in (0.0, 1.0))
+    first, then = (
+        fastest_scheme(counted(counts, numel, 64, torch.float32, g), schemes(by_counts=True))
+        for g in (0.0, 1.0)
+    )
     assert (first.scheme, then.scheme) == ("sparcml", "zen")
     grads = tables(8, 30, shared=True)
     states = [state for *_, state in run_local(DENSE, grads)]

@@ -125,7 +125,7 @@ def formats(rng: random.Random) -> None:
     density = rng.choice((0.0, 0.02, 0.3, 1.0))
     layout, data, length = _entries(form, units, width, dtype, density)
     if rng.randrange(6) == 0:
-        layout = form.received(resized(rng, len(data)), length, width, dtype)
+        layout = form.layout(rng.randint(0, length), length, width, dtype)
         data = (data * 2 + bytes(layout.size_bytes))[: layout.size_bytes]
     payload = Payload(layout, tensor_of(mutated(rng, data, (units, len(data)))))
     if rng.randrange(3) == 0:

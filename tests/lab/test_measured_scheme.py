@@ -14,8 +14,8 @@ from gradwire.contract import Member, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Steps
 from gradwire.errors import Deadlock
-from gradwire.exchange.counted import LOSSLESS
 from gradwire.exchange.local import drive
+from gradwire.exchange.sparse_schemes import schemes
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme, scheme_of, with_measured_scheme
 from tests.each import each
 
@@ -67,7 +67,7 @@ def test_overlap_decides_once_it_is_known(shared: bool, scheme: str) -> None:
 
 @pytest.mark.smoke
 def test_choices_are_those_of_the_formulas() -> None:
-    names = {scheme.__name__.removesuffix("_cost") for scheme in LOSSLESS}
+    names = {*schemes(by_counts=True)}
     found = {
         scheme_of(count, NUMEL, 1, torch.float32, growth, world)
         for count in (0, 10, 40_000)

@@ -12,6 +12,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.compress.topk import topk
 from gradwire.errors import Deadlock, InvalidSetting
+from gradwire.exchange import by_name
 from gradwire.exchange.local import drive
 from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.compress.grid import Grid
@@ -105,10 +106,7 @@ def test_shards_that_do_not_do_the_same_are_named() -> None:
             grid.exchange.synchronise(me, s, g, g.clone())
             for me, s, g in zip(grid.members[0], grid.states[0], grads[0], strict=True)
         ),
-        *(
-            other.run(rank, 2, other.init(gw.TensorSpec("", 100), 2), grads[1][rank])
-            for rank in range(2)
-        ),
+        *by_name.texts(other, grads[1]),
     ]
     with pytest.raises(Deadlock, match=r"rank 0 waits in AllGather\(100 elements among shards\)"):
         drive(texts, num_shards=2)

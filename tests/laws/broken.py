@@ -164,7 +164,7 @@ EXCHANGE_BITES = (
         _with(collectives.hides_aggregator_loss(), onebit()),
     ),
     (on_exchanges.law_contributed_is_what_left_the_residual, exchanges.hoards()),
-    (on_exchanges.law_synchronise_agrees_with_run, exchanges.runs_otherwise()),
+    (on_exchanges.law_kept_buffers_change_no_bit, exchanges.reads_old_buffers()),
     (on_exchanges.law_fused_form_agrees_with_the_definition, exchanges.only_adds_to_residual()),
     (on_exchanges.law_callers_tensors_untouched, exchanges.writes_the_gradient()),
     (

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 import gradwire as gw
 from gradwire.contract import Member, State
 from gradwire.contract.verbs import Steps
@@ -19,11 +17,7 @@ class forgets_to_decay(DecoupledMomentum):
     """Keeps the momentum as it is."""
 
     def synchronise(self, me: Member, state: Any, *given: Any) -> Steps[State]:
-        found = yield from self.inner.synchronise(me, state, *given)
-        return found
-
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Any]:
-        found = yield from self.inner.run(rank, world, state, grad_N)
+        found = yield from me.through(self.inner, state, *given)
         return found
 
 
@@ -31,10 +25,10 @@ class forgets_to_decay(DecoupledMomentum):
 class keeps_what_it_sent(DecoupledMomentum):
     """Leaves what arrived in the momentum too, as an optimizer's momentum does."""
 
-    def run(self, rank: int, world: int, state: Any, grad_N: Tensor) -> Steps[Any]:
-        mean_N, given_N, after = yield from super().run(rank, world, state, grad_N)
-        after.residual_N.add_(given_N)
-        return mean_N, given_N, after
+    def synchronise(self, me: Any, *given: Any) -> Steps[Any]:
+        after = yield from super().synchronise(me, *given)
+        after.residual_N.add_(me.contributed_N)
+        return after
 
 
 def _around(kind: type[DecoupledMomentum]) -> DecoupledMomentum:

@@ -14,7 +14,7 @@ from gradwire.compress.cast16 import cast16
 from gradwire.compress.onebit import onebit
 from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
-from gradwire.contract import Compressor, Copies, Layout, Member, Result, State, Traits
+from gradwire.contract import Compressor, Copies, Layout, Member, State, Traits
 from gradwire.contract.collective import Collective
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import Steps
@@ -103,17 +103,25 @@ class writes_the_gradient(altered):
 class claims_all_arrived(altered):
     """Says that the whole gradient is in the mean."""
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        mean_N, contributed_N, state = yield from super().run(rank, world, state, grad_N)
-        return mean_N, grad_N.to(contributed_N.dtype), state
+    def after(self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None) -> None:
+        if residual_N is not None:
+            residual_N.zero_()
 
 
-class runs_otherwise(altered):
-    """``run`` divides by the world once more than ``synchronise`` does."""
+class reads_old_buffers(altered):
+    """Adds what a kept buffer holds from the step before, which in the first step is nothing."""
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        mean_N, contributed_N, state = yield from super().run(rank, world, state, grad_N)
-        return mean_N / world, contributed_N, state
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        state = yield from super().synchronise(me, state, grad_N, out_N, residual_N)
+        out_N.add_(me.scratch("last", out_N.numel(), out_N, out_N.dtype))
+        return state
 
 
 class hoards(altered):

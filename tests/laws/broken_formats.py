@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.contract.payload import Format, Payload
+from gradwire.contract.payload import Payload
 from gradwire.kernels.sparse.entries import Entries, Parts
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
@@ -105,13 +105,3 @@ class forgets_the_bits(hash_bitmap):
         self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
     ) -> int:
         return count * width * dtype.itemsize
-
-
-class reads_one_more(coo):
-    """Takes a payload for one of an entry more."""
-
-    def received(
-        self, size_bytes: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
-    ) -> Format:
-        found = super().received(size_bytes, num_units, width, dtype)
-        return self.layout(found.fields[0].numel + 1, num_units, width, dtype)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.compress.topk import topk
-from gradwire.contract import Member, Result, State
+from gradwire.contract import Member, State
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.momentum import MomentumCorrection
 from gradwire.exchange.pair import Pair, pair
@@ -103,9 +103,10 @@ class dampens(altered):
 class claims_the_gradient(altered):
     """Says that it contributed its gradient."""
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        mean_N, given_N, state = yield from super().run(rank, world, state, grad_N)
-        return mean_N, grad_N.to(given_N.dtype), state
+    def synchronise(self, me: Any, state: Any, grad_N: Tensor, *given: Any) -> Steps[State]:
+        state = yield from super().synchronise(me, state, grad_N, *given)
+        me.contributed_N = grad_N.to(me.contributed_N.dtype)
+        return state
 
 
 def _sparse(density: float = 0.3) -> Pair:

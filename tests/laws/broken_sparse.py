@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradwire.collective.steps.push_pull import Cut
 from gradwire.collective.zen import zen
 from gradwire.compress.nonzero import nonzero
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Imbalance, Member, State
-from gradwire.contract.verbs import Steps
+from gradwire.contract.verbs import AllGather, Steps
 from gradwire.exchange.pair import Pair
 from gradwire.kernels.sparse.entries import Entries, part_length
 from gradwire.kernels.sparse.permutation import Permutation
@@ -38,14 +37,12 @@ class drops_overflow(zen):
         return _kept(entries, before_K < room)
 
 
-class forgets_small_messages(zen):
-    """States the payloads alone."""
+class says_more_than_it_states(zen):
+    """Ranks tell each other one number more."""
 
-    def sent_bytes(
-        self, cut: Cut, pushed_WW: Sequence[Sequence[int]], merged_W: Sequence[int]
-    ) -> list[int]:
-        stated = super().sent_bytes(cut, pushed_WW, merged_W)
-        return [size_bytes - 8 * (len(merged_W) - 1) for size_bytes in stated]
+    def merge(self, me: Member, *given: Any) -> Steps[Any]:
+        yield AllGather(me.told("more", me.world), me.told("own", 1))
+        return (yield from super().merge(me, *given))
 
 
 class counts_one_more(zen):
@@ -93,7 +90,7 @@ BITES = (
     (laws.law_the_mean_is_that_of_dense_gradients, _with(loses_element_0())),
     (laws.law_the_mean_is_that_of_dense_gradients, _with(drops_overflow())),
     (laws.law_every_rank_has_the_same_bits, Pair(topk(density=1.0), starts_with_itself())),
-    (laws.law_bytes_are_the_formulas, _with(forgets_small_messages())),
+    (laws.law_bytes_are_the_formulas, _with(says_more_than_it_states())),
     (laws.law_what_was_selected_is_counted, _with(counts_one_more())),
     (laws.law_imbalance_is_definition_8, _with(claims_balance())),
     (laws.law_parts_are_balanced, _with(hashes_nothing())),

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from gradwire.compress._narrow import narrow, width_of
-from gradwire.compress.deft import DeftState, deft
-from gradwire.compress.deft.allocation import owners
-from gradwire.compress.deft.layer_k import layer_k
-from gradwire.compress.deft.support import Pending, SelectedSupport
+from gradwire.compress._support import Pending, SelectedSupport
+from gradwire.compress.deft import DeftState, deft, layer_k, owners
 from gradwire.compress.randomk import randomk
 from gradwire.contract import Member
 from gradwire.contract.verbs import Broadcast, Steps

@@ -15,14 +15,15 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.collective.sparse_ps import sparse_ps
-from gradwire.collective.sparse_ps_broadcast import sparse_ps_broadcast
 from gradwire.collective.zen import zen
 from gradwire.contract import Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 from gradwire.kernels.sparse.entries import parts_of
+from gradwire_lab.collective.sparse_ps import sparse_ps
+from gradwire_lab.collective.sparse_ps_broadcast import sparse_ps_broadcast
+from gradwire_lab.exchange.bytes_of_sets import bytes_of
 from gradwire_lab.laws.tolerance import assert_near, largest, same_bits
 
 KINDS = (
@@ -180,7 +181,7 @@ def law_bytes_are_the_formulas(exchange: Pair, held: Held) -> None:
     if held.world == 1:
         return
     one = ran(exchange, held)
-    stated = exchange.collective.bytes_of(exchange.codec, held.spec, one.sets)
+    stated = bytes_of(exchange.collective, exchange.codec, held.spec, one.sets)
     assert one.sent_bytes == stated, f"sent {one.sent_bytes}, by the formula {stated}"
 
 

@@ -16,6 +16,7 @@ from gradwire.contract.verbs import (
     Broadcast,
     Communication,
     Compute,
+    Recv,
     ReduceScatter,
     Send,
     Steps,
@@ -24,6 +25,7 @@ from gradwire.errors import GradwireError, LawBroken, RankFailed
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
 from gradwire.exchange.two_level import on_hosts
+from gradwire.runtime.failure import checksums
 from gradwire.runtime.failure.checksums import Position, Seals, pairwise
 from gradwire_bench.faults.striking import flip
 from gradwire_lab.laws.cases import Case
@@ -140,6 +142,20 @@ def test_what_no_exchange_here_asks_for_is_sent_from_rank_to_rank() -> None:
     want = drive([text(rank) for rank in range(3)])
     made = drive([straight(rank) for rank in range(3)])
     assert made.results == want.results
+
+
+def test_a_payload_of_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, got = torch.arange(4.0), torch.zeros(4)
+    places = [(0, 2, (0, 1)), (1, 2, (0, 1))]
+    monkeypatch.setattr(checksums, "WIRE", 2)
+    sender, taker = Seals([Send(1, sent)], places[:1]), Seals([Recv(0, got)], places[1:])
+    [(_, beside)] = sender.written([Send(1, sent)])
+    got.copy_(sent)
+    taker.beside[0].buf.copy_(beside.buf)
+    taker.check([Recv(0, got)])
+    monkeypatch.setattr(checksums, "WIRE", 1)
+    with pytest.raises(RankFailed, match="wire version 2, and rank 1 takes 1"):
+        taker.check([Recv(0, got)])
 
 
 def test_the_law_bites() -> None:

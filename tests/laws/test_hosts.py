@@ -125,10 +125,10 @@ class _SumsOnly(TwoLevel):
 class _Forgetful(TwoLevel):
     """Begins each step with an empty residual."""
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Any]:
+    def synchronise(self, me: Member, state: Any, *given: Any) -> Steps[Any]:
         state.inner.residual_N.zero_()
-        result = yield from super().run(rank, world, state, grad_N)
-        return result
+        after = yield from super().synchronise(me, state, *given)
+        return after
 
 
 class _OneRankAlone(TwoLevel):

@@ -8,14 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 
-from gradwire.collective.omnireduce import omnireduce
-from gradwire.collective.sparse_ps import sparse_ps
 from gradwire.collective.zen import zen
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract.collective import Collective
 from gradwire.contract.registry import examples
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.pair import Pair, pair
+from gradwire_lab.collective.omnireduce import omnireduce
+from gradwire_lab.collective.sparse_ps import sparse_ps
 from tests.each import each
 from tests.laws.broken_sparse import BITES
 from tests.laws.cases import name_of

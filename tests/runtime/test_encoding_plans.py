@@ -7,14 +7,13 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
 import gradwire as gw
 from gradwire.compress.selective import selective
-from gradwire.contract import Member
 from gradwire.errors import InvalidSetting
+from gradwire.exchange.error_feedback import TensorEncoder
 from gradwire.planning.check import check
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
@@ -36,9 +35,9 @@ Lanes = dict[str, set[str]]
 def _named(plan: Plan, profile: Profile, message: PlannedMessage) -> list[str]:
     """The tensors of a message that its exchange encodes each by itself, in the message's order."""
     tensors = {t.name: t for layer in profile.layers for t in layer.tensors}
-    places = exchanges_of(plan)[message.exchange].apart(
-        planned_spec(message, tensors, is_shaped=True)
-    )
+    encoder = TensorEncoder.of(exchanges_of(plan)[message.exchange])
+    spec = planned_spec(message, tensors, is_shaped=True)
+    places = () if encoder is None else encoder.exchange.apart(spec)
     return [message.chunks[place].tensor for place in places]
 
 
@@ -333,9 +332,9 @@ def test_encodes_that_cannot_be_done_there(
 def test_only_sparse_tensors_are_encoded_apart() -> None:
     spec = gw.TensorSpec("message", 15, shapes=((2, 5), (), (4,)))
     exchange = selective(num_dense=1)
-    assert exchange.apart(spec) == gw.with_error_feedback(exchange).apart(spec) == (0, 2)
-    around = gw.with_clipping(gw.with_error_feedback(exchange), 1.0)
-    assert around.apart(spec) == ()
-    assert gw.pair(gw.compress.topk(), gw.collective.allgather_sparse()).apart(spec) == ()
-    with pytest.raises(AssertionError, match="encodes no tensor by itself"):
-        around.encode_ahead(Member(0, 2), None, 0, torch.zeros(15))
+    assert exchange.apart(spec) == (0, 2)
+    kept = gw.with_error_feedback(exchange)
+    assert TensorEncoder.of(kept) == (exchange, True)
+    assert TensorEncoder.of(gw.with_clipping(kept, 1.0)) is None
+    pair = gw.pair(gw.compress.topk(), gw.collective.allgather_sparse())
+    assert TensorEncoder.of(pair) is None

@@ -19,7 +19,7 @@ import gradwire as gw
 from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
 from gradwire.contract import Member
-from gradwire.errors import InvalidSetting
+from gradwire.exchange.error_feedback import TensorEncoder
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.runtime.device.streams import Offload, SideStream
 from tests.runtime import late
@@ -199,7 +199,9 @@ def test_what_is_not_finite_leaves_no_residual(sparsifier: str) -> None:
     grad_N = torch.arange(100.0).sin()
     grad_N[:3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
     state = exchange.init(spec, 2)
-    text = exchange.encode_on_host(me, state, 0, grad_N)
+    encoder = TensorEncoder.of(exchange)
+    assert encoder is not None
+    text = encoder.encode_on_host(me, state, 0, grad_N)
     made = text.send(tuple(one.clone() for one in next(text)))
     with pytest.raises(StopIteration):
         text.send(tuple(one.clone() for one in made))
@@ -255,18 +257,6 @@ def break_it(rank: int, world: int, name: str) -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_wait_left_out_is_found(name: str, late_two: Ranks) -> None:
     late_two.run(break_it, name)
-
-
-def refused(rank: int, world: int) -> None:
-    with (
-        mock.patch.object(selective, "offloads", False),
-        pytest.raises(InvalidSetting, match="encodes '3' early, on the host"),
-    ):
-        run(rank, plan_of(), "late")
-
-
-def test_an_exchange_that_cannot_be_offloaded_is_refused(late_two: Ranks) -> None:
-    late_two.run(refused)
 
 
 def fail(rank: int, world: int) -> tuple[str, str]:

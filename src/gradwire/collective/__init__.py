@@ -6,7 +6,7 @@ come in as arguments. The steps that several share lie in ``steps``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..contract.registry import make_registry
 
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from .allreduce import allreduce as allreduce
     from .casync_ps import casync_ps as casync_ps
     from .casync_ring import casync_ring as casync_ring
-    from .omnireduce import omnireduce as omnireduce
     from .ring import ring as ring
-    from .sparcml import sparcml as sparcml
-    from .sparse_ps import sparse_ps as sparse_ps
-    from .sparse_ps_broadcast import sparse_ps_broadcast as sparse_ps_broadcast
     from .zen import zen as zen
+
+    def __getattr__(name: str) -> Any: ...  # the algorithms of other packages
+
 
 make_registry(__name__)

@@ -10,7 +10,6 @@ Contributed: what the codec encoded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,13 +17,12 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, Layout, Member, State
-from ..contract.collective import Collective, Dimensions, Needs
+from ..contract.collective import Collective, Dimensions, Needs, encoding
 from ..contract.payload import Payload, slot_bytes
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.verbs import AllGather, Compute, Steps
-from ..kernels.sparse.formats.coo import coo
-from .steps.ordered_sums import note_union, value_dtype
-from .steps.sizes import announced_bytes, tell_all
+from .steps.ordered_sums import note_union
+from .steps.sizes import tell_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +47,8 @@ class allgather_sparse(Collective):
         codec, varies = me.variant_of(codec), not codec.traits.exact_size
         form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
-        payload, state = yield Compute(
-            "encode",
-            lambda: codec.encode(
-                state, grad_N, residual_N=residual_N, buffer=own[: form.size_bytes]
-            ),
-            grad_N.numel(),
-        )
+        room = own[: form.size_bytes]
+        payload, state = yield encoding(codec, state, grad_N, residual_N, room)
         limits = [form.size_bytes] * me.world
         sizes = yield from tell_all(me, codec, payload.size_bytes, limits)
         slot = slot_bytes(max(sizes))
@@ -67,14 +60,6 @@ class allgather_sparse(Collective):
             me.world * grad_N.numel(),
         )
         return state
-
-    def bytes_of(
-        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
-    ) -> list[int] | None:
-        world, dtype = len(taken), value_dtype(codec, spec)
-        counts = (indices_K.numel() for indices_K in taken)
-        slot = max(coo().layout(k, spec.numel, codec.width, dtype).slot_bytes for k in counts)
-        return [announced_bytes(codec, world) + (world - 1) * slot] * world
 
 
 def _merge_all(

@@ -11,6 +11,7 @@ Contributed: what the codec encoded. Rounding of sums inside the library is not 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,14 +19,13 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, Member, State
-from ..contract.collective import Collective, Needs
+from ..contract.collective import Collective, Needs, encoding
 from ..contract.spec import TensorSpec
 from ..contract.verbs import AllReduce, Compute, Steps
 
 
-@dataclass(frozen=True, kw_only=True)
-class allreduce(Collective):
-    """Library all-reduce of payloads that can be summed."""
+class Summing(Collective):
+    """Collectives that sum the ``values`` of payloads in their place, by ``sum_up``."""
 
     needs: ClassVar[Needs] = Needs(additive=True, exact_size=True)
 
@@ -41,17 +41,25 @@ class allreduce(Collective):
         codec = me.variant_of(codec)
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         buffer = payload_buffer(codec, me, spec, out_N)
-        payload, state = yield Compute(
-            "encode",
-            lambda: codec.encode(state, grad_N, residual_N=residual_N, buffer=buffer),
-            spec.numel,
-        )
-        yield AllReduce(payload["values"])
+        payload, state = yield encoding(codec, state, grad_N, residual_N, buffer)
+        yield from self.sum_up(me, payload["values"])
         if buffer.data_ptr() != out_N.data_ptr() or not codec.is_decoded(scale=1 / me.world):
             yield Compute(
                 "decode", lambda: codec.decode(payload, out_N, scale=1 / me.world), spec.numel
             )
         return state
+
+    @abstractmethod
+    def sum_up(self, me: Member, values_N: Tensor) -> Steps[None]:
+        """Replaces ``values_N`` by its sum over ranks; the same bits on every rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class allreduce(Summing):
+    """Library all-reduce of payloads that can be summed."""
+
+    def sum_up(self, me: Member, values_N: Tensor) -> Steps[None]:
+        yield AllReduce(values_N)
 
 
 def payload_buffer(codec: Compressor, me: Member, spec: TensorSpec, out_N: Tensor) -> Tensor:

@@ -11,68 +11,36 @@ Contributed: what the codec encoded; for 16-bit payloads the rounding of partial
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
 
 from torch import Tensor
 
-from ..contract import Compressor, Member, State
-from ..contract.collective import Collective, Needs
-from ..contract.spec import TensorSpec, chunk_bounds
+from ..contract import Member
+from ..contract.spec import chunk_bounds
 from ..contract.verbs import Compute, Recv, Send, Steps, Verb
-from .allreduce import payload_buffer
+from .allreduce import Summing
 
 
 @dataclass(frozen=True, kw_only=True)
-class ring(Collective):
+class ring(Summing):
     """Ring all-reduce of payloads that can be summed."""
 
-    needs: ClassVar[Needs] = Needs(additive=True, exact_size=True)
-
-    def run(
-        self,
-        codec: Compressor,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None,
-    ) -> Steps[State]:
-        codec = me.variant_of(codec)
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
-        buffer = payload_buffer(codec, me, spec, out_N)
-        payload, state = yield Compute(
-            "encode",
-            lambda: codec.encode(state, grad_N, residual_N=residual_N, buffer=buffer),
-            spec.numel,
-        )
-        yield from ring_sum(me, payload["values"])
-        yield Compute(
-            "decode", lambda: codec.decode(payload, out_N, scale=1 / me.world), spec.numel
-        )
-        return state
+    def sum_up(self, me: Member, values_N: Tensor) -> Steps[None]:
+        rank, world = me.rank, me.world
+        chunks = [values_N[a:b] for a, b in chunk_bounds(values_N.numel(), world)]
+        arrived = me.scratch("arrived", chunks[0].numel(), values_N, values_N.dtype)
+        for step in range(world - 1):
+            out, into = chunks[(rank - step) % world], chunks[(rank - step - 1) % world]
+            landing = arrived[: into.numel()]
+            yield from hop(me, out, landing)
+            yield Compute("merge", partial(into.add_, landing), into.numel())
+        for step in range(world - 1):
+            yield from hop(me, chunks[(rank + 1 - step) % world], chunks[(rank - step) % world])
 
 
-def ring_sum(me: Member, values_N: Tensor) -> Steps[None]:
-    """Replaces ``values_N`` by its sum over ranks; the same bits on every rank."""
-    rank, world = me.rank, me.world
-    chunks = [values_N[a:b] for a, b in chunk_bounds(values_N.numel(), world)]
-    arrived = me.scratch("arrived", chunks[0].numel(), values_N, values_N.dtype)
-    for step in range(world - 1):
-        out, into = chunks[(rank - step) % world], chunks[(rank - step - 1) % world]
-        landing = arrived[: into.numel()]
-        yield from hop(me, out, landing)
-        yield Compute("merge", lambda into=into, landing=landing: into.add_(landing), into.numel())  # type: ignore[misc]
-    for step in range(world - 1):
-        yield from hop(me, chunks[(rank + 1 - step) % world], chunks[(rank - step) % world])
-
-
-def hop(me: Member, out: Tensor, into: Tensor, beside: Compute | None = None) -> Steps[None]:
-    """One step along the ring; empty slots (more ranks than elements) are not sent.
-
-    ``beside`` is done while it is sent, and where nothing is.
-    """
-    verbs = (*([] if beside is None else [beside]), *passing_on(me, out, into))
-    if verbs:
+def hop(me: Member, out: Tensor, into: Tensor) -> Steps[None]:
+    """One step along the ring; empty slots (more ranks than elements) are not sent."""
+    if verbs := passing_on(me, out, into):
         yield verbs
 
 

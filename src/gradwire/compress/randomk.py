@@ -29,7 +29,7 @@ from ..contract.verbs import Steps
 from ..dsl.philox import words
 from ..kernels.sparse.permutation import Permutation
 from ._coo import check_addressable
-from .deft.support import Pending, SelectedSupport, SharedSupport
+from ._support import Pending, SelectedSupport, SharedSupport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from .compressor import Layout as Layout
 from .compressor import State as State
 from .compressor import Traits as Traits
 from .exchange import Copies as Copies
+from .exchange import EncodesTensors as EncodesTensors
 from .exchange import Exchange as Exchange
 from .exchange import Result as Result
 from .exchange import synchronise_alone as synchronise_alone

@@ -66,9 +66,3 @@ def check_prescale(setting: str, given: object) -> None:
     """Refuses what is no 1 / W."""
     accepted = "1 over a number of ranks, from 2**-24 to 1"
     check_number(setting, given, accepted, "leave it at 1", 2.0**-24, 1)
-
-
-def check_cap(setting: str, given: object) -> None:
-    """Refuses what is no multiple of a density."""
-    accepted = "a multiple of the density, from 1 to 1e9"
-    check_number(setting, given, accepted, "leave it at 2", 1, 1e9)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from .compressor import Compressor, KeywordSettings, Layout, State, Traits
 from .member import Member
 from .spec import TensorSpec
-from .verbs import Steps
+from .verbs import Compute, Steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +88,10 @@ class Collective(metaclass=KeywordSettings):
         in the mean, losses at this rank's re-encoding included.
         """
 
-    def bytes_of(
-        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
-    ) -> list[int] | None:
-        """Bytes that each rank sends if the ranks take the units ``taken`` (int32, ascending).
 
-        For codecs whose payloads are indices and values. None where that is no question, as of
-        collectives that know nothing of entries.
-        """
-        return None
+def encoding(
+    codec: Compressor, state: State, grad_N: Tensor, residual_N: Tensor | None, buffer: Tensor
+) -> Compute:
+    """Encodes a gradient, with its residual if there is one; its result is that of ``encode``."""
+    encode = partial(codec.encode, state, grad_N, residual_N=residual_N, buffer=buffer)
+    return Compute("encode", encode, grad_N.numel())

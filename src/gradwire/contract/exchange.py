@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import ClassVar
 
@@ -12,21 +12,20 @@ from torch import Tensor
 from .compressor import KeywordSettings, State, Traits
 from .member import Member
 from .shapes_only import bytes_of_rank
-from .spec import TensorSpec, working_dtype
+from .spec import TensorSpec
 from .verbs import Compute, Steps
 
 Result = tuple[Tensor, Tensor, State]
 """(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""
 Copies = Generator[tuple[Tensor, ...], tuple[Tensor, ...], None]
-"""A text of two copies, from a device to the host and back: see ``Exchange.encode_on_host``."""
+"""A text of two copies, from a device to the host and back: see ``EncodesTensors``."""
 
 
 class Exchange(metaclass=KeywordSettings):
     """Averages one flat gradient over ranks.
 
-    ``contributed_N`` is what of this rank's gradient is in the mean: its sum over ranks is W times
-    the mean. Subclasses write ``synchronise``, the form that allocates nothing, or ``run``, which
-    is easier to read, or both with the same results: each is given here in terms of the other.
+    Subclasses write ``init`` and ``synchronise``, a generator, and state what they are like. Who
+    needs no kept buffers may write ``run`` in place of ``synchronise``.
     """
 
     traits: ClassVar[Traits | None] = None
@@ -62,13 +61,12 @@ class Exchange(metaclass=KeywordSettings):
         """State before the first step."""
 
     def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        """One step: returns (mean_N, contributed_N, state). ``grad_N`` is not written."""
-        residual_N = torch.zeros(
-            grad_N.numel(), dtype=working_dtype(grad_N.dtype), device=grad_N.device
-        )
-        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
-        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N, residual_N)
-        return mean_N, grad_N.to(residual_N.dtype) - residual_N, state
+        """The short form of ``synchronise``: returns (mean_N, contributed_N, state).
+
+        It is initialised for the gradient's dtype, and does not write ``grad_N``. ``contributed_N``
+        is what of this rank's gradient is in the mean: its sum over ranks is W times the mean.
+        """
+        raise NotImplementedError
 
     def synchronise(
         self,
@@ -78,13 +76,14 @@ class Exchange(metaclass=KeywordSettings):
         out_N: Tensor,
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
-        """``run`` into a buffer: leaves the mean in ``out_N`` (which may be ``grad_N``).
+        """One step: leaves the mean in ``out_N`` (which may be ``grad_N``); returns the new state.
 
         With ``residual_N`` (working dtype) the sum of both is exchanged, and ``residual_N``
-        afterwards holds what of it did not arrive; it is finite whatever the gradient was.
+        afterwards holds what of it did not arrive; it is finite whatever the gradient was. Buffers
+        of ``me`` are kept from step to step. An exchange around another calls ``me.through``.
 
-        In terms of ``run``, which was initialised for the gradient's dtype, the sum is sent in that
-        dtype; what this rounding drops stays in the residual, as all that was not contributed does.
+        By default ``run`` does it: the sum is sent in the gradient's dtype, and what this rounding
+        drops stays in the residual, as all that was not contributed does.
         """
         sent_N = grad_N
         if residual_N is not None:
@@ -104,53 +103,6 @@ class Exchange(metaclass=KeywordSettings):
 
         yield Compute("finish", finish, grad_N.numel())
         return state
-
-    def apart(self, spec: TensorSpec) -> tuple[int, ...]:
-        """Places of the tensors in a message of this spec that it can encode each by itself.
-
-        Default: none, as most exchanges encode a message as one.
-        """
-        return ()
-
-    def encode_ahead(
-        self,
-        me: Member,
-        state: State,
-        place: int,
-        grad_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> None:
-        """Encodes one tensor of ``apart`` before the others of its message are there.
-
-        All is as in ``synchronise``, of the whole message, but only the elements of the tensor at
-        ``place`` count. What was made of it stays in ``me.ahead`` under its place until
-        ``synchronise`` of the same step, with the same state, takes it from there and encodes what
-        is left. There are two ranks or more. Several threads may call it at once, each for another
-        tensor.
-        """
-        raise AssertionError(f"{type(self).__name__} encodes no tensor by itself")
-
-    @property
-    def offloads(self) -> bool:
-        """Whether the host may encode tensors of ``apart`` that lie on a device."""
-        return False
-
-    def encode_on_host(
-        self,
-        me: Member,
-        state: State,
-        place: int,
-        grad_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Copies:
-        """``encode_ahead`` of a tensor on a device, by the host, where the exchange ``offloads``.
-
-        The text yields tensors of the device and is resumed with copies of them in host memory,
-        which it may overwrite. Then it yields what it has made of these, and is resumed with
-        copies on the device. What it does before the first copy and behind the second is launched
-        on the device. All of the state stays where it is.
-        """
-        raise AssertionError(f"{type(self).__name__} is not encoded on the host")
 
     @property
     def exact_size(self) -> bool:
@@ -180,6 +132,49 @@ class Exchange(metaclass=KeywordSettings):
         where it looks at values, of which there are none then.
         """
         return bytes_of_rank(self, spec, world, rank)
+
+
+class EncodesTensors(ABC):
+    """An exchange that can encode some tensors of a message before the others are there."""
+
+    @abstractmethod
+    def apart(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Places of the tensors in a message of this spec that it can encode each by itself."""
+
+    @abstractmethod
+    def encode_ahead(
+        self,
+        me: Member,
+        state: State,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> None:
+        """Encodes one tensor of ``apart`` before the others of its message are there.
+
+        All is as in ``synchronise``, of the whole message, but only the elements of the tensor at
+        ``place`` count. What was made of it stays in ``me.ahead`` under its place until
+        ``synchronise`` of the same step, with the same state, takes it from there and encodes what
+        is left. There are two ranks or more. Several threads may call it at once, each for another
+        tensor.
+        """
+
+    @abstractmethod
+    def encode_on_host(
+        self,
+        me: Member,
+        state: State,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Copies:
+        """``encode_ahead`` of a tensor on a device, by the host.
+
+        The text yields tensors of the device and is resumed with copies of them in host memory,
+        which it may overwrite. Then it yields what it has made of these, and is resumed with
+        copies on the device. What it does before the first copy and behind the second is launched
+        on the device. All of the state stays where it is.
+        """
 
 
 def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) -> Steps[None]:

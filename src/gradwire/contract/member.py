@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import RanksDiffer
 from .scratch import passing
-from .verbs import Compute
+from .verbs import Compute, Steps
 
 if TYPE_CHECKING:
     from .compressor import Compressor
@@ -110,8 +110,8 @@ class Member:
         self.shards: Shards | None = None
         """The parts of the layers, if other ranks hold some that an exchange may ask; else None."""
         self.ahead: dict[int, Any] = {}
-        """The tensors that were encoded before the message, by place: see `Exchange.encode_ahead`.
-        Empty outside of a step."""
+        """The tensors that were encoded before the message, by place: see `EncodesTensors`. Empty
+        outside of a step."""
         self._buffers: dict[str, Tensor] = {}
         self._across: Member | None = None
         self._variant: tuple[Compressor, Compressor] | None = None
@@ -122,6 +122,18 @@ class Member:
             place, num_hosts = self.rank // ranks_per_host, self.world // ranks_per_host
             self._across = type(self)(place, num_hosts, self.turn)
         return self._across
+
+    def through(
+        self,
+        exchange: Any,
+        state: Any,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[Any]:
+        """The text of an exchange that another one calls; see ``Exchange.synchronise``."""
+        text: Steps[Any] = exchange.synchronise(self, state, grad_N, out_N, residual_N)
+        return text
 
     def variant_of(self, codec: Compressor) -> Compressor:
         """The codec as this rank uses it."""

@@ -1,7 +1,7 @@
 """Algorithms by name: a folder's files are its algorithms, and other packages may add theirs.
 
-``compress/topk.py`` defines ``topk``, and that is all. An algorithm with helpers of its own is a
-folder: ``compress/deft/``. Files that start with an underscore are support and bear no public name.
+``compress/topk.py`` defines ``topk``, and that is all. An algorithm with helpers of its own may
+be a folder. Files that start with an underscore are support and bear no public name.
 
 Another package adds algorithms by an entry point in the group of their kind. Its value is an object
 (``my_package.mine:mine``, under the entry point's name), or a package whose files are algorithms
@@ -72,7 +72,12 @@ KINDS = {
             _LAB,
         ),
     ),
-    "collective": Kind("collective", "gradwire.collective", "gradwire.collectives"),
+    "collective": Kind(
+        "collective",
+        "gradwire.collective",
+        "gradwire.collectives",
+        dict.fromkeys(["omnireduce", "sparcml", "sparse_ps", "sparse_ps_broadcast"], _LAB),
+    ),
     "planner": Kind(
         "planner",
         "gradwire.planning.planner",
@@ -83,7 +88,12 @@ KINDS = {
         ),
     ),
     "pilot": Kind("pilot", "gradwire.runtime.pilot"),
-    "sparse.formats": Kind("sparse format", "gradwire.kernels.sparse.formats"),
+    "sparse.formats": Kind(
+        "sparse format",
+        "gradwire.kernels.sparse.formats",
+        "gradwire.sparse_formats",
+        {"blocks": _LAB},
+    ),
 }
 """Kinds of algorithms by the name that ``load`` takes."""
 

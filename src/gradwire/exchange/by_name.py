@@ -10,16 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..compress.none import none
-from ..contract import Compressor, Exchange, Result, State
+from ..contract import Compressor, Exchange, Member, Result, State
 from ..contract.collective import Collective
 from ..contract.registry import load
-from ..contract.spec import TensorSpec, check_gradient
+from ..contract.spec import TensorSpec, check_gradient, working_dtype
 from ..contract.verbs import Steps
 from ..errors import invalid
-from .error_feedback import ErrorFeedback, Wrapper, check_exchange, with_error_feedback
+from .error_feedback import ErrorFeedback, Wrapper, check_exchange, nested, with_error_feedback
 from .pair import Pair, pair, suited
 
 
@@ -32,10 +33,9 @@ def named_collective(exchange: object) -> Collective | None:
     zen(seed=0, formats='smallest')
     >>> named_collective(exchange_for(topk()))
     """
-    while isinstance(exchange, Wrapper):
-        exchange = exchange.inner
-    found = getattr(exchange, "collective", None)
-    codec: Any = exchange.codec if isinstance(exchange, Pair) else exchange
+    *_, inner = nested(exchange)
+    found = getattr(inner, "collective", None)
+    codec: Any = inner.codec if isinstance(inner, Pair) else inner
     return found if isinstance(found, Collective) and found != suited(codec) else None
 
 
@@ -66,11 +66,8 @@ def beside(exchange: object) -> Exchange:
 
 def momentum_of(exchange: object) -> float:
     """The momentum that an exchange applies to gradients, 0 if it applies none."""
-    while isinstance(exchange, Wrapper):
-        if exchange.own_momentum:
-            return exchange.own_momentum
-        exchange = exchange.inner
-    return 0.0
+    own = (one.own_momentum for one in nested(exchange) if isinstance(one, Wrapper))
+    return next(filter(None, own), 0.0)
 
 
 def exchange_for(algorithm: Compressor | Exchange) -> Exchange:
@@ -193,7 +190,7 @@ def run_local(
 def texts(
     exchange: Exchange, grads: Sequence[Tensor], states: Sequence[State] | None = None
 ) -> list[Steps[Result]]:
-    """One rank's ``run`` for each gradient, ready for a driver."""
+    """One rank's step for each gradient, by its ``definition``, ready for a driver."""
     check_exchange(exchange)
     if not grads:
         raise invalid("grads", grads, "one gradient a rank", "pass a list of 1-D tensors")
@@ -211,4 +208,45 @@ def texts(
         if states is None
         else [clone_state(s) for s in states]
     )
-    return [exchange.run(rank, world, before[rank], grad) for rank, grad in enumerate(grads)]
+    each = enumerate(zip(before, grads, strict=True))
+    return [definition(exchange, rank, world, *own) for rank, own in each]
+
+
+class Accounting(Member):
+    """A member with buffers of its own, which notes what of this rank's gradient arrives."""
+
+    __slots__ = ("contributed_N",)
+    contributed_N: Tensor
+
+    def through(
+        self,
+        exchange: Exchange,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        if isinstance(exchange, Wrapper):
+            return (yield from super().through(exchange, state, grad_N, out_N, residual_N))
+        lost_N = residual_N
+        if lost_N is None:
+            dtype = working_dtype(grad_N.dtype)
+            lost_N = torch.zeros(grad_N.numel(), dtype=dtype, device=grad_N.device)
+        whole_N = lost_N.clone().add_(grad_N)
+        state = yield from exchange.synchronise(self, state, grad_N, out_N, lost_N)
+        self.contributed_N = whole_N.sub_(lost_N)
+        return state
+
+
+def definition(
+    exchange: Exchange, rank: int, world: int, state: State, grad_N: Tensor
+) -> Steps[Result]:
+    """One step of an exchange with new buffers: returns (mean_N, contributed_N, state).
+
+    ``contributed_N`` (working dtype) is what of this rank's gradient is in the mean: its sum over
+    ranks is W times the mean. ``grad_N`` is not written.
+    """
+    me = Accounting(rank, world)
+    mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
+    state = yield from me.through(exchange, state, grad_N, mean_N)
+    return mean_N, me.contributed_N, state

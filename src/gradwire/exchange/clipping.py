@@ -26,9 +26,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract import Compressor, Exchange, Member, State
 from ..contract.bounds import check_number
-from ..contract.spec import TensorSpec, working_dtype
+from ..contract.spec import working_dtype
 from ..contract.verbs import Steps
 from ..kernels.magnitudes import range_norms
 from .by_name import exchange_for
@@ -49,15 +49,6 @@ class Clipping(Wrapper):
     def __post_init__(self) -> None:
         check_norm("max_norm", self.max_norm)
 
-    def init(self, spec: TensorSpec, world: int) -> State:
-        return self.inner.init(spec, world)
-
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        clipped_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
-        self._clip(grad_N, clipped_N, world)
-        result = yield from self.inner.run(rank, world, state, clipped_N)
-        return result
-
     def synchronise(
         self,
         me: Member,
@@ -68,7 +59,7 @@ class Clipping(Wrapper):
     ) -> Steps[State]:
         # The mean's buffer serves for the clipped gradient: an exchange may work in place.
         yield me.sized("clip", lambda: self._clip(grad_N, out_N, me.world), grad_N.numel())
-        state = yield from self.inner.synchronise(me, state, out_N, out_N, residual_N)
+        state = yield from me.through(self.inner, state, out_N, out_N, residual_N)
         return state
 
     def _clip(self, grad_N: Tensor, out_N: Tensor, world: int) -> None:

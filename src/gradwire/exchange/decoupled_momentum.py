@@ -24,9 +24,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract import Compressor, Exchange, Member, State
 from ..contract.bounds import check_number
-from ..contract.spec import TensorSpec
 from ..contract.verbs import Compute, Steps
 from .by_name import exchange_for
 from .error_feedback import ErrorFeedback, FeedbackState, Wrapper, with_error_feedback
@@ -47,14 +46,6 @@ class DecoupledMomentum(Wrapper):
     def __post_init__(self) -> None:
         check_number("decay", self.decay, "a fraction in (0, 1]", "write 0.999", 5e-324, 1)
 
-    def init(self, spec: TensorSpec, world: int) -> FeedbackState:
-        return self.inner.init(spec, world)
-
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        state.residual_N.mul_(self.decay)
-        result = yield from self.inner.run(rank, world, state, grad_N)
-        return result
-
     def synchronise(
         self,
         me: Member,
@@ -64,7 +55,7 @@ class DecoupledMomentum(Wrapper):
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
         yield Compute("decay", lambda: state.residual_N.mul_(self.decay), grad_N.numel())
-        inner = yield from self.inner.synchronise(me, state, grad_N, out_N, residual_N)
+        inner = yield from me.through(self.inner, state, grad_N, out_N, residual_N)
         return inner
 
 

@@ -17,28 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract import Compressor, Exchange, Member, State
 from ..contract.bounds import check_share, check_whole
 from ..contract.spec import TensorSpec
 from ..contract.verbs import Steps
 from ..errors import invalid
 from .by_name import exchange_for
 from .error_feedback import Wrapper, chooser_of
-from .warmup import Steps_T, count_step, no_steps, steps_done
+from .warmup import WarmupState, no_steps, steps_done
 
 DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 """The densities of the paper's stages; the last one is for good."""
-
-
-class WarmupState(NamedTuple):
-    """Steps done, for every tensor of the message, and the inner exchange's state."""
-
-    step_T: Steps_T
-    inner: State
 
 
 @dataclass(frozen=True)
@@ -73,12 +66,6 @@ class DensityWarmup(Wrapper):
             raise invalid("exchange to warm up", self.inner, accepted, "leave the warm-up out")
         return WarmupState(no_steps(spec), state)
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        stage = self.stage(state)
-        result = yield from stage.run(rank, world, state.inner, grad_N)
-        mean_N, contributed_N, inner = result
-        return mean_N, contributed_N, _next(state, inner)
-
     def synchronise(
         self,
         me: Member,
@@ -88,8 +75,8 @@ class DensityWarmup(Wrapper):
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
         stage = self.stage(state)
-        inner = yield from stage.synchronise(me, state.inner, grad_N, out_N, residual_N)
-        return _next(state, inner)
+        inner = yield from me.through(stage, state.inner, grad_N, out_N, residual_N)
+        return state.after(inner)
 
     def stage(self, state: WarmupState) -> Exchange:
         """The exchange of the step that comes next; in predictions, that of the last stage."""
@@ -138,11 +125,6 @@ def with_density_warmup(
 def warming_to(density: float) -> tuple[float, ...]:
     """The paper's densities above this one, and then this one."""
     return (*(stage for stage in DENSITIES if stage > density), density)
-
-
-def _next(state: WarmupState, inner: State) -> WarmupState:
-    count_step(state.step_T)
-    return WarmupState(state.step_T, inner)
 
 
 def _parts(part: Any) -> Iterator[tuple[str, Any]]:

@@ -6,15 +6,16 @@ It is one of several exchanges around another; ``Wrapper`` is what all of them s
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..contract import Copies, Exchange, Member, Result, State
+from ..contract import Copies, EncodesTensors, Exchange, Member, State
 from ..contract.spec import TensorSpec, working_dtype
+from ..contract.state import leaves
 from ..contract.verbs import Steps
 from ..errors import InvalidSetting, invalid
 from .pair import Pair
@@ -41,21 +42,12 @@ class Wrapper(Exchange):
 
     inner: Exchange
 
-    @abstractmethod
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        """One step: returns (mean_N, contributed_N, state). The default, which takes the residual
-        away from the gradient, would count what the wrapper changes as a loss."""
+    def init(self, spec: TensorSpec, world: int) -> State:
+        return self.inner.init(spec, world)
 
     @abstractmethod
-    def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[State]:
-        """Hands the inner exchange what it is to send, and a residual if it is given one."""
+    def synchronise(self, *operands: Any, **named: Any) -> Steps[State]:
+        """Calls the inner exchange by ``me.through``, with a residual if it is given one."""
 
     @property
     def own_momentum(self) -> float:
@@ -83,6 +75,13 @@ class Wrapper(Exchange):
         return self.inner.ranks_per_host
 
 
+def nested(exchange: Any) -> Iterator[Any]:
+    """An exchange, and those inside it, one in the other."""
+    yield exchange
+    if isinstance(exchange, Wrapper):
+        yield from nested(exchange.inner)
+
+
 class Chooser(Wrapper):
     """A wrapper that chooses settings for each tensor, of all messages of a step together.
 
@@ -104,11 +103,7 @@ class Chooser(Wrapper):
 
 def chooser_of(exchange: Exchange) -> Chooser | None:
     """The chooser that an exchange is, or is around; None where there is none."""
-    while isinstance(exchange, Wrapper):
-        if isinstance(exchange, Chooser):
-            return exchange
-        exchange = exchange.inner
-    return None
+    return next((one for one in nested(exchange) if isinstance(one, Chooser)), None)
 
 
 def choose_together(taken: Iterable[tuple[Exchange, State]]) -> None:
@@ -142,12 +137,6 @@ class ErrorFeedback(Wrapper):
         residual_N = torch.zeros(spec.numel, dtype=working_dtype(spec.dtype))
         return FeedbackState(residual_N, self.inner.init(spec, world))
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
-        before_N = state.residual_N.clone()
-        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N)
-        return mean_N, before_N.add_(grad_N).sub_(state.residual_N), state
-
     def synchronise(
         self,
         me: Member,
@@ -161,38 +150,35 @@ class ErrorFeedback(Wrapper):
             residual_N.add_(state.residual_N)
             state.residual_N.zero_()
         kept_N = state.residual_N if residual_N is None else residual_N
-        inner = yield from self.inner.synchronise(me, state.inner, grad_N, out_N, kept_N)
+        inner = yield from me.through(self.inner, state.inner, grad_N, out_N, kept_N)
         return FeedbackState(state.residual_N, inner)
 
-    def apart(self, spec: TensorSpec) -> tuple[int, ...]:
-        """Places that the inner exchange states; none around another wrapper."""
-        return () if isinstance(self.inner, Wrapper) else self.inner.apart(spec)
 
-    def encode_ahead(
-        self,
-        me: Member,
-        state: State,
-        place: int,
-        grad_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> None:
-        assert residual_N is None, "an outer wrapper has tensors encoded apart"
-        self.inner.encode_ahead(me, state.inner, place, grad_N, state.residual_N)
+class TensorEncoder(NamedTuple):
+    """An exchange that encodes tensors by themselves, and whether error feedback is around it."""
 
-    @property
-    def offloads(self) -> bool:
-        return self.inner.offloads
+    exchange: EncodesTensors
+    is_kept: bool
 
-    def encode_on_host(
-        self,
-        me: Member,
-        state: State,
-        place: int,
-        grad_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Copies:
-        assert residual_N is None, "an outer wrapper has tensors encoded apart"
-        return self.inner.encode_on_host(me, state.inner, place, grad_N, state.residual_N)
+    @classmethod
+    def of(cls, exchange: Exchange) -> TensorEncoder | None:
+        """That of an exchange; None where it encodes a message as one."""
+        is_kept = isinstance(exchange, ErrorFeedback)
+        inner = exchange.inner if isinstance(exchange, ErrorFeedback) else exchange
+        return cls(inner, is_kept) if isinstance(inner, EncodesTensors) else None
+
+    def encode_ahead(self, me: Member, state: State, place: int, grad_N: Tensor) -> None:
+        """Encodes a tensor of a message whose exchange has this state."""
+        own, residual_N = self._parts(state)
+        self.exchange.encode_ahead(me, own, place, grad_N, residual_N)
+
+    def encode_on_host(self, me: Member, state: State, place: int, grad_N: Tensor) -> Copies:
+        """``encode_ahead`` by the host."""
+        own, residual_N = self._parts(state)
+        return self.exchange.encode_on_host(me, own, place, grad_N, residual_N)
+
+    def _parts(self, state: State) -> tuple[State, Tensor | None]:
+        return (state.inner, state.residual_N) if self.is_kept else (state, None)
 
 
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
@@ -233,8 +219,7 @@ def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
     Residuals are bounded where no more is lost than was given (Karimireddy et al., lemma 3). What
     declares neither that nor a need of error feedback is refused; what declares nothing is not.
     """
-    while isinstance(exchange, Wrapper):
-        exchange = exchange.inner
+    *_, exchange = nested(exchange)
     algorithm = exchange.codec if isinstance(exchange, Pair) else exchange
     traits = algorithm.traits
     if traits is None or traits.contraction or traits.error_feedback or traits.lossless:
@@ -255,12 +240,5 @@ def residuals(state: State) -> dict[str, Tensor]:
     >>> sorted(residuals(FeedbackState(torch.zeros(2), None)))
     ['residual']
     """
-    found: dict[str, Tensor] = {}
-    if isinstance(state, tuple):
-        names = getattr(state, "_fields", tuple(str(i) for i in range(len(state))))
-        for name, value in zip(names, state, strict=True):
-            if isinstance(value, Tensor) and name.startswith("residual"):
-                found[name.removesuffix("_N")] = value
-            for inner, tensor in residuals(value).items() if isinstance(value, tuple) else ():
-                found[f"{name}.{inner}"] = tensor
-    return found
+    each = ((path.rpartition(".")[2], path, tensor) for path, tensor in leaves(state))
+    return {path.removesuffix("_N"): own for name, path, own in each if name.startswith("residual")}

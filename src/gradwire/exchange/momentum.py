@@ -30,7 +30,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract import Compressor, Exchange, Member, State
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.tensorwise import tensor_sizes
 from ..contract.verbs import Compute, Steps
@@ -78,13 +78,6 @@ class MomentumCorrection(Wrapper):
         inner = self.inner.init(spec, world)
         return MomentumState(velocity_N, residual_N, inner, tensor_sizes(spec))
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
-        whole_N = torch.empty_like(state.residual_N)
-        self._accumulate(grad_N, state.velocity_N.clone(), state.residual_N.clone(), whole_N)
-        state = yield from self.synchronise(Member(rank, world), state, grad_N, mean_N)
-        return mean_N, whole_N.sub_(state.residual_N), state
-
     def synchronise(
         self,
         me: Member,
@@ -118,7 +111,7 @@ class MomentumCorrection(Wrapper):
                 kernel.mask(velocity_T, whole_T, pending_T, least=least)
 
         yield Compute("accumulate", accumulate, grad_N.numel())
-        inner = yield from self.inner.synchronise(me, inner, grad_N, out_N, pending_N)
+        inner = yield from me.through(self.inner, inner, grad_N, out_N, pending_N)
         if whole_N is not None:
             yield Compute("mask", mask, grad_N.numel())
         return MomentumState(velocity_N, state.residual_N, inner, sizes)

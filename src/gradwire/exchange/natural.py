@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..collective.steps.sizes import tell_count
 from ..compress.nonzero import nonzero
-from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract import Compressor, Exchange, Member, State
 from ..contract.payload import Payload
 from ..contract.registry import load
 from ..contract.spec import TensorSpec
@@ -33,9 +33,9 @@ from ..contract.verbs import Steps
 from ..errors import invalid
 from ..kernels.sparse.entries import check_width, num_units
 from .by_name import exchange_for, is_pair
-from .counted import counted, fastest, other_way_s
 from .error_feedback import ErrorFeedback, Wrapper
-from .pair import pair
+from .pair import PairState, pair
+from .sparse_schemes import counted, fastest_scheme, other_way_s, schemes
 
 INNER = "inner"
 """The name of the way in a step in which the inner exchange carries the gradient."""
@@ -93,10 +93,6 @@ class Natural(Wrapper):
     def init(self, spec: TensorSpec, world: int) -> NaturalState:
         return NaturalState(torch.zeros(1, dtype=torch.float64), self.inner.init(spec, world))
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        result = yield from Exchange.run(self, rank, world, state, grad_N)
-        return result
-
     def synchronise(
         self,
         me: Member,
@@ -111,10 +107,10 @@ class Natural(Wrapper):
             growth = 0.0 if state.growth_1.is_meta else float(state.growth_1)
             me.way = self._choose(counts, growth, grad_N)
         if me.way in (None, INNER):
-            inner = yield from self.inner.synchronise(me, state.inner, grad_N, out_N, residual_N)
+            inner = yield from me.through(self.inner, state.inner, grad_N, out_N, residual_N)
             return NaturalState(state.growth_1, inner)
         scheme = pair(_counted(width=self.width), load("collective", me.way)())
-        yield from scheme.collective.run(scheme.codec, me, payload, grad_N, out_N, residual_N)
+        yield from me.through(scheme, PairState((), payload), grad_N, out_N, residual_N)
         arrived = 0 if me.selection is None else me.selection.arrived
         me.selection = None  # nothing was selected: all that is not zero was sent
         if arrived:
@@ -159,7 +155,7 @@ class Natural(Wrapper):
         if sent is None:
             return INNER
         at = counted(counts, spec.numel, self.width, spec.dtype, growth)
-        best = fastest(at)
+        best = fastest_scheme(at, schemes(by_counts=True)).predictions[0]
         return best.scheme if best.seconds < other_way_s(at, sent) else INNER
 
 

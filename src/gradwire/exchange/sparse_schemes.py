@@ -1,39 +1,48 @@
 """Predicted seconds of every scheme of sparse synchronisation, by formula, and the fastest one.
 
-Source: ZEN (OSDI 2025), section 2.3: equation 1 (Balanced Parallelism) and equation 2 (SparCML),
-    appendix B.1 for the parameter server; OmniReduce and AGsparse by their rows of table 3.
+This is the one rule that says where rows pay: a plan asks it about a measured profile, and a step
+about counts that ranks have just told each other (``counted``).
+
+Source: ZEN (OSDI 2025), section 2.3: equation 1 (Balanced Parallelism), and AGsparse by its row of
+    table 3. The paper's other schemes are in the package gradwire-lab, with their formulas.
 Differences from the paper: its times are bytes over a rate. Here every verb costs what the cluster
     says, latency of each round and of announcing sizes included; host work (looking for non-zero
     elements, moving entries) is added; formats are those that are sent. Hashing leaves a small
-    imbalance (theorem 2), which counts, as do, for schemes that cut by ranges, the imbalances
-    measured of push and pull. Any number of ranks: SparCML folds those beyond a power of two,
-    which is a round before and one after.
+    imbalance (theorem 2), which counts.
 
-All is a pure function of a profile and a cluster, which all ranks share.
+All is a pure function of a profile and a cluster, which all ranks share, and of the schemes that
+are installed, which ``attach`` compares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from importlib.metadata import entry_points
 from math import ceil, log, sqrt
 from typing import NamedTuple
 
 import torch
 
-from ..collective.steps.push_pull import Cut, PushPull, Told, pulled_bytes
+from ..collective.steps.push_pull import Cut, PushPull, Told
 from ..collective.steps.rounds import abreast
 from ..collective.steps.sizes import SIZE_BYTES
+from ..collective.zen import zen
 from ..compress.nonzero import nonzero
 from ..contract.registry import load
 from ..contract.spec import TensorSpec
 from ..contract.units import format_seconds
+from ..kernels.sparse.entries import num_units
 from ..kernels.sparse.formats.coo import coo
 from ..planning.data.cluster import Cluster
-from ..planning.data.sparsity import Handling, TensorSparsity, UnitSparsity
+from ..planning.data.sparsity import Densification, Handling, UnitSparsity
 
 TOLD_BYTES = SIZE_BYTES * len(Told._fields)
 """Bytes that a server sends each other rank about its part, beside the part."""
+
+DENSE = "dense"
+"""The name of the scheme that sends all elements."""
 
 TIE = 0.005
 """Predictions that lie closer together than this share of them are one prediction."""
@@ -46,6 +55,8 @@ class Prediction(NamedTuple):
     latency_s: float
     transfer_s: float
     host_s: float
+    why: str = ""
+    """The cause of its bytes, in brackets, for explanations."""
 
     @property
     def seconds(self) -> float:
@@ -100,7 +111,8 @@ class SchemeInputs:
 
 def dense_cost(at: SchemeInputs) -> Prediction:
     """An all-reduce of all elements."""
-    return Prediction("dense", *at.parts_s(("all_reduce", at.dense_bytes)), 0.0)
+    parts_s = at.parts_s(("all_reduce", at.dense_bytes))
+    return Prediction(DENSE, *parts_s, 0.0, "(zeros are most of them) ")
 
 
 def allgather_sparse_cost(at: SchemeInputs) -> Prediction:
@@ -108,49 +120,31 @@ def allgather_sparse_cost(at: SchemeInputs) -> Prediction:
     units, own = at.units, at.own(at.units)
     verbs = (("all_gather", SIZE_BYTES), ("all_gather", at.coo_bytes(own, units)))
     host_s = at.host_s((1 + at.world) * own, units)
-    return Prediction("allgather_sparse", *at.parts_s(*verbs), host_s)
-
-
-def sparcml_cost(at: SchemeInputs) -> Prediction:
-    """Equation 2: in round i two groups of 2^(i-1) ranks swap their sums, dense where smaller."""
-    units = at.units
-    rounds = at.world.bit_length() - 1
-    power = 2**rounds
-    group = [at.merged(units, 2**i * at.world / power) for i in range(rounds)]
-    if power < at.world:
-        group = [at.own(units), *group, at.merged(units, at.world)]
-    sizes = [min(at.coo_bytes(count, units), at.dense_bytes) for count in group]
-    verbs = [verb for size in sizes for verb in (("send", SIZE_BYTES), ("send", size))]
-    host_s = at.host_s(at.own(units) + 2 * sum(group), units)
-    return Prediction("sparcml", *at.parts_s(*verbs), host_s)
-
-
-def omnireduce_cost(at: SchemeInputs) -> Prediction:
-    """Non-zero blocks to aggregators of even ranges, and the blocks of their sums back."""
-    return _push_pull(
-        load("collective", "omnireduce")(), at, at.blocks, at.blocks.imbalance(at.world)
-    )
-
-
-def sparse_ps_cost(at: SchemeInputs) -> Prediction:
-    """Coordinates to the servers of even ranges, and those of their sums back: appendix B.1."""
-    return _push_pull(load("collective", "sparse_ps")(), at, at.units, at.units.imbalance(at.world))
-
-
-def sparse_ps_broadcast_cost(at: SchemeInputs) -> Prediction:
-    """Coordinates to the servers of even ranges, and their sums broadcast at once: appendix B.1."""
-    scheme = load("collective", "sparse_ps_broadcast")()
-    return _push_pull(scheme, at, at.units, at.units.imbalance(at.world))
+    why = "(what ranks share comes once from each) "
+    return Prediction("allgather_sparse", *at.parts_s(*verbs), host_s, why)
 
 
 def zen_cost(at: SchemeInputs, formats: str = "smallest") -> Prediction:
     """Equation 1, Balanced Parallelism: hashed parts, in the ``formats`` of the collective."""
     uneven = expected_imbalance(at.merged(at.units, at.world), at.world)
-    return _push_pull(load("collective", "zen")(formats=formats), at, at.units, (uneven, uneven))
+    return push_pull_cost(zen(formats=formats), at, at.units, (uneven, uneven), "(push and pull) ")
 
 
-def _push_pull(
-    collective: PushPull, at: SchemeInputs, units: UnitSparsity, imbalance: tuple[float, float]
+PullSeconds = Callable[[SchemeInputs, int, int], tuple[float, float]]
+
+
+def gathered_s(at: SchemeInputs, fullest: int, usual: int) -> tuple[float, float]:
+    """Seconds of latency and of moving bytes of a pull, by bytes of its fullest and other parts."""
+    return at.parts_s(("all_gather", fullest))
+
+
+def push_pull_cost(
+    collective: PushPull,
+    at: SchemeInputs,
+    units: UnitSparsity,
+    imbalance: tuple[float, float],
+    why: str = "",
+    pull_s: PullSeconds = gathered_s,
 ) -> Prediction:
     """The rank of the fullest part decides: its push and pull have ``imbalance`` times the mean."""
     scheme = type(collective).__name__
@@ -166,34 +160,16 @@ def _push_pull(
         ("all_to_all", SIZE_BYTES * at.world),
         ("all_gather", TOLD_BYTES),
     )
-    pull_s = _pull_s(collective, at, cut, pull, merged)
+    rest = _part(cut, max(0.0, merged - pull) / others)
+    sums = (cut.pulled(collective.pull_format(cut, 0, n), 0, n).slot_bytes for n in (pull, rest))
+    pulled_s = pull_s(at, *sums)
     pushed = cut.pushed(collective.push_format(cut, 0, push), 0, push)
     send_s = at.parts_s(("send", pushed.slot_bytes))
     rounds = ceil(others / abreast(pushed.slot_bytes, at.world))
-    latency_s = told_s[0] + rounds * send_s[0] + pull_s[0]
-    transfer_s = told_s[1] + others * send_s[1] + pull_s[1]
+    latency_s = told_s[0] + rounds * send_s[0] + pulled_s[0]
+    transfer_s = told_s[1] + others * send_s[1] + pulled_s[1]
     host_s = at.host_s((2 + uneven_push) * own + merged, units)
-    return Prediction(scheme, latency_s, transfer_s, host_s)
-
-
-def _pull_s(
-    collective: PushPull, at: SchemeInputs, cut: Cut, fullest: int, merged: float
-) -> tuple[float, float]:
-    """Seconds of latency and of moving bytes of a pull whose first part is the fullest.
-
-    Verbs go at once: they wait out their latency together, and their bytes on the busiest link
-    take as long as an all-gather's.
-    """
-    others = at.world - 1
-    rest = _part(cut, max(0.0, merged - fullest) / others)
-    most, usual = (
-        cut.pulled(collective.pull_format(cut, 0, count), 0, count).slot_bytes
-        for count in (fullest, rest)
-    )
-    pulls = collective.pulls([most] + [usual] * others)
-    latency_s, _ = at.parts_s((pulls[0].verb, pulls[0].size_bytes))
-    busiest = max(pulled_bytes(pulls, 0, at.world), most + (others - 1) * usual)
-    return latency_s, at.parts_s(("all_gather", busiest / others))[1]
+    return Prediction(scheme, latency_s, transfer_s, host_s, why)
 
 
 def _part(cut: Cut, count: float) -> int:
@@ -215,18 +191,31 @@ def expected_imbalance(count: float, world: int) -> float:
     return min(1 + sqrt(2 * world * log(world) / count), float(world))
 
 
+# ---- the choice --------------------------------------------------------------------------------
+
 Scheme = Callable[[SchemeInputs], Prediction]
-SCHEMES: tuple[Scheme, ...] = (
-    dense_cost,
-    allgather_sparse_cost,
-    zen_cost,
-    sparcml_cost,
-    omnireduce_cost,
-    sparse_ps_cost,
-    sparse_ps_broadcast_cost,
-)
-"""The schemes to choose from. Where two tie, the earlier one is taken: it has fewer rounds, or
-less that may vary."""
+
+
+@cache
+def schemes(*, of_rows: bool = False, by_counts: bool = False) -> dict[str, Scheme]:
+    """The formula of each scheme that is installed, by its collective's name.
+
+    With ``of_rows`` only of those whose collectives carry gradients that come as rows; with
+    ``by_counts`` only of those whose bytes follow from counts, wherever units lie. The dense one is
+    of neither. Other packages add theirs by entry points. Where two tie, the earlier is taken.
+    """
+    points = sorted(entry_points(group="gradwire.sparse_schemes"), key=lambda one: one.name)
+    found = {"allgather_sparse": allgather_sparse_cost, "zen": zen_cost}
+    found |= {one.name: one.load() for one in points}
+    if not (of_rows or by_counts):
+        return {DENSE: dense_cost, **found}
+    kinds = {name: load("collective", name) for name in found}
+    return {
+        name: found[name]
+        for name, kind in kinds.items()
+        if (kind.carries_rows or not of_rows)
+        and (kind.dimensions.balance != "imbalanced" or not by_counts)
+    }
 
 
 class SchemeChoice(NamedTuple):
@@ -236,41 +225,48 @@ class SchemeChoice(NamedTuple):
     predictions: tuple[Prediction, ...]
 
 
-OF_ROWS: tuple[Scheme, ...] = (
-    allgather_sparse_cost,
-    zen_cost,
-    sparse_ps_cost,
-    sparse_ps_broadcast_cost,
-)
-"""The schemes whose collectives carry gradients that come as rows."""
-
-
-def fastest_scheme(at: SchemeInputs, schemes: Sequence[Scheme] = SCHEMES) -> SchemeChoice:
-    """The fastest of these schemes; of those that tie with it, the first."""
-    found = [scheme(at) for scheme in schemes]
+def fastest_scheme(at: SchemeInputs, among: Mapping[str, Scheme] | None = None) -> SchemeChoice:
+    """The fastest of these schemes, by default of all; of those that tie with it, the first."""
+    found = [scheme(at) for scheme in (schemes() if among is None else among).values()]
     least_s = min(one.seconds for one in found)
     best = next(one for one in found if one.seconds <= least_s * (1 + TIE))
     others = sorted((one for one in found if one is not best), key=lambda one: one.seconds)
     return SchemeChoice(best.scheme, (best, *others))
 
 
-def inputs_of(
-    tensor: TensorSparsity,
-    numel: int,
-    cluster: Cluster,
-    *,
-    dtype: torch.dtype = torch.float32,
-    handling: Handling | None = None,
+def counted(
+    counts: Sequence[int], numel: int, width: int, dtype: torch.dtype, growth: float
 ) -> SchemeInputs:
-    """A profiled tensor on a cluster; the sparsity is that among the cluster's ranks."""
-    return SchemeInputs(
-        numel=numel,
-        units=tensor.units,
-        blocks=tensor.blocks,
-        cluster=cluster,
-        dtype=dtype,
-        handling=handling or Handling(),
-    )
+    """The setting of ranks with so many non-zero units each; the largest count decides.
+
+    No profile and no measured cluster is needed: a scheme's rank among the others hangs mostly on
+    bytes, and these follow from the counts. ``growth`` is how many times that many units the mean
+    of an earlier step had; 0 where none is known, and then ranks are taken to share nothing.
+    """
+    total, world = num_units(numel, width), len(counts)
+    own = max(counts) / total
+    ratio = min(max(growth, 1.0), float(world), 1 / own) if growth and own else 0.0
+    grown = (Densification(ranks=world, ratio=ratio),) if ratio and world > 1 else ()
+    units = UnitSparsity(width=width, num_units=total, density=own, densification=grown)
+    return SchemeInputs(numel=numel, units=units, blocks=units, cluster=_links(world), dtype=dtype)
+
+
+RATE_BYTES_PER_S = 1.25e8
+"""1 Gbit: between a slow link, where only bytes count, and a fast one, where only rounds do."""
+
+
+@lru_cache(maxsize=64)
+def _links(world: int) -> Cluster:
+    return Cluster(num_ranks=world, rate_bytes_per_s=RATE_BYTES_PER_S)
+
+
+def other_way_s(at: SchemeInputs, size_bytes: int) -> float:
+    """Seconds of an exchange that is no scheme of these, by the bytes that a rank sends in it."""
+    latency_s, _ = at.parts_s(("all_reduce", 1))
+    return latency_s + size_bytes / at.cluster.rate_bytes_per_s
+
+
+# ---- the choice in words -----------------------------------------------------------------------
 
 
 def explain_scheme(name: str, choice: SchemeChoice, at: SchemeInputs) -> Iterator[str]:
@@ -294,20 +290,9 @@ def _why(best: Prediction, other: Prediction) -> str:
     if lost_s <= TIE * best.seconds:
         return "which is the same within what is known; of equals the simpler one is taken"
     causes = {
-        f"whose bytes {_REASONS.get(other.scheme, '')}take": other.transfer_s - best.transfer_s,
+        f"whose bytes {other.why}take": other.transfer_s - best.transfer_s,
         "whose rounds take": other.latency_s - best.latency_s,
         "whose work on the host takes": other.host_s - best.host_s,
     }
     cause, seconds = max(causes.items(), key=lambda one: one[1])
     return f"{cause} {format_seconds(seconds)} longer"
-
-
-_REASONS = {
-    "dense": "(zeros are most of them) ",
-    "allgather_sparse": "(what ranks share comes once from each) ",
-    "sparcml": "(what ranks share comes in every round) ",
-    "omnireduce": "(blocks carry zeros, and ranges have unlike many) ",
-    "sparse_ps": "(ranges have unlike many, and every entry an index) ",
-    "sparse_ps_broadcast": "(ranges have unlike many, and every entry an index) ",
-    "zen": "(push and pull) ",
-}

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 
 from ..collective.steps.shares import Shapes, Shares, shares_of
-from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract import Compressor, Exchange, Member, State
 from ..contract.bounds import check_whole
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.state import leaves
 from ..contract.verbs import AllToAll, Among, Compute, Recv, Send, Steps, Verb
 from ..errors import invalid
-from .by_name import exchange_for
+from .by_name import Accounting, exchange_for
 from .clipping import Clipping
 from .error_feedback import Wrapper
 from .local import check_hosts
@@ -79,31 +79,6 @@ class TwoLevel(Wrapper):
         shapes = tuple((part,) for part in shares.parts)
         return TensorSpec(spec.name, shares.numel, spec.dtype, shapes)
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        if world == 1:
-            mean_N, contributed_N, inner = yield from self.inner.run(0, 1, state.inner, grad_N)
-            return mean_N, contributed_N, HostState(state.shapes, inner)
-        shares, local = shares_of(state.shapes, self.ranks_per_host), rank % self.ranks_per_host
-        cut_M, sums_M = grad_N.new_empty((2, shares.count * shares.numel), dtype=_working(grad_N))
-        shares.cut(grad_N, cut_M)
-        yield _all_to_all(sums_M, cut_M, shares)
-        total_S = self._average(sums_M, shares)
-        host, num_hosts = rank // self.ranks_per_host, world // self.ranks_per_host
-        own_S = total_S.to(grad_N.dtype, copy=True)
-        inner_run = self.inner.run(host, num_hosts, state.inner, own_S)
-        mean_S, contributed_S, inner = yield from among_hosts(inner_run)
-        _drop_filled(inner, shares, local)
-        means_M = grad_N.new_empty(shares.count * shares.numel)
-        yield from _give(means_M, mean_S, shares, local)
-        mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)
-        shares.join(means_M, mean_N)
-        contributed_N = grad_N.to(total_S.dtype, copy=True)
-        arrived_S = shares.own(contributed_N, local)
-        shares.put(
-            arrived_S + self.ranks_per_host * (contributed_S - total_S), local, contributed_N
-        )
-        return mean_N, contributed_N, HostState(state.shapes, inner)
-
     def synchronise(
         self,
         me: Member,
@@ -113,15 +88,22 @@ class TwoLevel(Wrapper):
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
         if me.world == 1:
-            alone = self.inner.synchronise(me, state.inner, grad_N, out_N, residual_N)
-            inner = yield from alone
-            return HostState(state.shapes, inner)
+            alone = yield from me.through(self.inner, state.inner, grad_N, out_N, residual_N)
+            return HostState(state.shapes, alone)
         shares = shares_of(state.shapes, self.ranks_per_host)
         across = me.across(self.ranks_per_host)
-        own_S, lost_S = yield from self._reduce(me, shares, grad_N, residual_N)
-        text = self.inner.synchronise(across, state.inner, own_S, own_S, lost_S)
+        total_S, own_S, lost_S = yield from self._reduce(me, shares, grad_N, residual_N)
+        given_S = total_S.clone() if isinstance(across, Accounting) else None
+        text = across.through(self.inner, state.inner, own_S, own_S, lost_S)
         inner = yield from among_hosts(text)
         _drop_filled(inner, shares, me.rank % shares.count)
+        if isinstance(me, Accounting) and isinstance(across, Accounting) and given_S is not None:
+            # What of the host's share does not arrive is taken off this rank's contribution.
+            whole_N = (grad_N if residual_N is None else residual_N).to(given_S.dtype, copy=True)
+            own = shares.own(whole_N, me.rank % shares.count)
+            own += shares.count * (across.contributed_N - given_S)
+            shares.put(own, me.rank % shares.count, whole_N)
+            me.contributed_N = whole_N
         me.selection, me.imbalance, me.way = across.selection, across.imbalance, across.way
         means_M = out_N
         if not (shares.in_place and out_N.is_contiguous()):
@@ -143,10 +125,10 @@ class TwoLevel(Wrapper):
 
     def _reduce(
         self, me: Member, shares: Shares, grad_N: Tensor, residual_N: Tensor | None
-    ) -> Steps[tuple[Tensor, Tensor | None]]:
-        """The mean over the host's ranks of this rank's share, and a residual for it.
+    ) -> Steps[tuple[Tensor, Tensor, Tensor | None]]:
+        """The mean over the host's ranks of this rank's share, as it is sent, and its residual.
 
-        The second is there where ``residual_N`` is, of which the sum with the gradient is taken.
+        The last is there where ``residual_N`` is, of which the sum with the gradient is taken.
         """
         whole, numel, working = shares.count * shares.numel, grad_N.numel(), _working(grad_N)
         is_working, cut_M = grad_N.dtype == working, grad_N
@@ -176,7 +158,7 @@ class TwoLevel(Wrapper):
                 torch.nan_to_num_(torch.sub(total_S, own_S, out=lost_S), 0.0, 0.0, 0.0)
 
         yield Compute("average", average, numel)
-        return own_S, lost_S
+        return total_S, own_S, lost_S
 
     def _average(self, sums_M: Tensor, shares: Shares) -> Tensor:
         """The mean of one share's parts, which lie one behind the other; it replaces the first."""

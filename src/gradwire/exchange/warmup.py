@@ -7,8 +7,8 @@ Source: Tang et al., ICML 2021, "1-bit Adam", algorithm 1: uncompressed Adam for
     25 % of the steps. Torch's hook of PowerSGD begins after 1000 steps by default.
 Differences: 1-bit Adam also freezes Adam's second moment afterwards; that is the optimizer's.
 Wire: a dense all-reduce's in the first steps, then the inner exchange's.
-State: step_T, the steps done (int64), once for each tensor of the message; the dense exchange's
-    state, without tensors; and the inner state, untouched until the inner exchange begins.
+State: step_T, the steps done (int64), once for each tensor of the message; and the inner state,
+    untouched until the inner exchange begins.
 Contributed: all of the gradient in the first steps, then the same as the inner exchange's.
 """
 
@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from ..compress.none import none
-from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract import Compressor, Exchange, Member, State
 from ..contract.bounds import check_whole
 from ..contract.spec import TensorSpec
 from ..contract.verbs import Steps
 from ..errors import invalid
 from .by_name import beside, exchange_for
 from .error_feedback import Wrapper
+from .pair import PairState
 
 # ---- steps done, counted alike on all ranks ----------------------------------------------------
 #
@@ -61,12 +62,16 @@ def count_step(step_T: Steps_T) -> None:
 # ---- dense first steps -------------------------------------------------------------------------
 
 
-class DenseFirstState(NamedTuple):
-    """Steps done, for every tensor of the message, and the states of both exchanges."""
+class WarmupState(NamedTuple):
+    """Steps done, for every tensor of the message, and the inner exchange's state."""
 
     step_T: Steps_T
-    dense: State
     inner: State
+
+    def after(self, inner: State) -> WarmupState:
+        """The state after one more step."""
+        count_step(self.step_T)
+        return WarmupState(self.step_T, inner)
 
 
 @dataclass(frozen=True)
@@ -84,40 +89,22 @@ class Warmup(Wrapper):
             remedy = "write with_momentum_correction(with_warmup(...)), and clipping outermost"
             raise invalid("exchange to warm up", self.inner, accepted, remedy)
 
-    def init(self, spec: TensorSpec, world: int) -> DenseFirstState:
-        return DenseFirstState(
-            no_steps(spec), _DENSE.init(spec, world), self.inner.init(spec, world)
-        )
-
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        exchange, own = self._at(state)
-        mean_N, contributed_N, own = yield from exchange.run(rank, world, own, grad_N)
-        return mean_N, contributed_N, self._next(state, own)
+    def init(self, spec: TensorSpec, world: int) -> WarmupState:
+        return WarmupState(no_steps(spec), self.inner.init(spec, world))
 
     def synchronise(
         self,
         me: Member,
-        state: DenseFirstState,
+        state: WarmupState,
         grad_N: Tensor,
         out_N: Tensor,
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
-        exchange, own = self._at(state)
-        own = yield from exchange.synchronise(me, own, grad_N, out_N, residual_N)
-        return self._next(state, own)
-
-    def _is_warm(self, state: DenseFirstState) -> bool:
-        done = steps_done(state.step_T)
-        return done is None or done >= self.steps
-
-    def _at(self, state: DenseFirstState) -> tuple[Exchange, State]:
-        """The exchange of the step that comes next, and its state."""
-        return (self.inner, state.inner) if self._is_warm(state) else (_DENSE, state.dense)
-
-    def _next(self, state: DenseFirstState, own: State) -> DenseFirstState:
-        field = "inner" if self._is_warm(state) else "dense"
-        count_step(state.step_T)
-        return state._replace(**{field: own})
+        done, operands = steps_done(state.step_T), (grad_N, out_N, residual_N)
+        if done is None or done >= self.steps:
+            return state.after((yield from me.through(self.inner, state.inner, *operands)))
+        yield from me.through(_DENSE, PairState((), None), *operands)
+        return state.after(state.inner)
 
 
 _DENSE = exchange_for(none())

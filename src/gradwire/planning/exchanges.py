@@ -11,6 +11,7 @@ from ..contract import Exchange
 from ..contract.spec import TensorSpec
 from ..errors import InvalidSetting
 from ..exchange.by_name import by_name, exchange_for
+from ..exchange.error_feedback import TensorEncoder
 from .data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from .data.profile import ProfiledTensor
 
@@ -56,7 +57,7 @@ def sound_exchanges(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> dict[s
 
     Raises ``InvalidSetting`` as that, where a tensor is cut that must be whole, and for an
     ``inline`` or ``early`` that is not what is encoded: what an exchange encodes tensor by tensor
-    it states itself (``Exchange.apart``).
+    it states itself (``EncodesTensors``).
     """
     made = exchanges_of(plan)
     for number, message in enumerate(plan.messages):
@@ -73,8 +74,9 @@ def sound_exchanges(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> dict[s
                     "give the message another exchange"
                 )
         named, apart = {*message.inline, *message.early}, set[str]()
-        if named and exchange.keeps_whole:
-            places = exchange.apart(planned_spec(message, tensors, is_shaped=True))
+        encoder = TensorEncoder.of(exchange) if named and exchange.keeps_whole else None
+        if encoder is not None:
+            places = encoder.exchange.apart(planned_spec(message, tensors, is_shaped=True))
             apart = {message.chunks[place].tensor for place in places}
         if not named or named == apart or (not apart and setting.sparsifier is None):
             continue

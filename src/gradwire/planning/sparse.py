@@ -9,12 +9,10 @@ import torch
 from ..contract import Compressor
 from ..exchange.by_name import algorithm_by_name
 from ..exchange.sparse_schemes import (
-    OF_ROWS,
-    SCHEMES,
     SchemeChoice,
     SchemeInputs,
     fastest_scheme,
-    inputs_of,
+    schemes,
 )
 from .data.cluster import Cluster
 from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
@@ -31,14 +29,15 @@ def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[SchemeInpu
     found = {}
     for one in sparsity.tensors:
         tensor = tensors[one.name]
-        at = inputs_of(
-            one,
-            tensor.numel,
-            cluster,
+        at = SchemeInputs(
+            numel=tensor.numel,
+            units=one.units,
+            blocks=one.blocks,
+            cluster=cluster,
             dtype=getattr(torch, tensor.dtype),
             handling=sparsity.handling,
         )
-        found[one.name] = at, fastest_scheme(at, OF_ROWS if one.is_rows else SCHEMES)
+        found[one.name] = at, fastest_scheme(at, schemes(of_rows=True) if one.is_rows else None)
     return found
 
 
@@ -64,7 +63,7 @@ class SparsePart:
             if found.scheme == DENSE or (only_rows and not is_rows):
                 continue
             key = f"{found.scheme}: {name}"
-            exchanges[key] = _exchange(sparsity, name, at.units, found.scheme)
+            exchanges[key] = _exchange(sparsity, is_rows, at.units, found.scheme)
             chunk = Chunk(tensor=name, start=0, stop=at.numel)
             messages.append(PlannedMessage(chunks=(chunk,), exchange=key))
         names = {message.chunks[0].tensor for message in messages}
@@ -92,10 +91,9 @@ class SparsePart:
 
 
 def _exchange(
-    sparsity: SparsityProfile, name: str, units: UnitSparsity, scheme: str
+    sparsity: SparsityProfile, is_rows: bool, units: UnitSparsity, scheme: str
 ) -> ExchangeSetting:
-    one = sparsity.of(name)
-    if sparsity.compressor is None or (one is not None and one.is_rows):
+    if sparsity.compressor is None or is_rows:
         settings: dict[str, Setting] = {
             "width": units.width,
             "expected_density": float(f"{units.density:.3g}"),

@@ -273,6 +273,10 @@ class Attachment(ABC):
         if settings.plan is None:
             widths = tables(model)
             shared["embeddings' tables"] = [name for name, p in self.held if id(p) in widths]
+            if widths or sparse_weights(model):
+                from ..exchange.sparse_schemes import schemes  # a step may choose among them
+
+                shared["sparse schemes installed"] = [*schemes()]
         if _same_threads(settings):
             shared["torch.get_num_threads()"] = torch.get_num_threads()
         return fingerprint(self._tensors(), shared)

@@ -72,11 +72,13 @@ def _warn_of_another_way(model: nn.Module, params: list[NamedParam], settings: S
     sparse, named = sparse_weights(model), named_collective(settings.exchange)
     rows = [name for name, p in params if id(p) in sparse and settings.compress_if(name, p)]
     if named is not None and rows and not named.carries_rows:
+        from ..exchange.sparse_schemes import schemes  # rows are rare
+
         _log.warning(
             "row-sparse gradients (%s, ...) cannot take %r, and are gathered, or sent to the ranks "
             "that serve them, whichever takes less time in a step; make the embedding with "
-            "sparse=False to have its gradient take it, or name allgather_sparse, zen, sparse_ps "
-            "or sparse_ps_broadcast",
+            "sparse=False to have its gradient take it, or name %s",
             rows[0],
             named,
+            " or ".join(schemes(of_rows=True)),
         )

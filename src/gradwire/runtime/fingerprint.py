@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import RankFailed, RanksDiffer
-from ..version import __version__
+from ..version import WIRE, __version__
 from .failure.membership import Membership
 
 Fingerprint = dict[str, Any]
@@ -32,6 +32,7 @@ def fingerprint(
     return {
         _SETTINGS: {
             "gradwire version": __version__,
+            "wire version": WIRE,
             "torch version": torch.__version__.partition("+")[0],
             **{f"setting {name}": repr(value) for name, value in settings.items()},
         },

@@ -9,17 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradwire as gw
-from gradwire.exchange.counted import counted, fastest, other_way_s
+from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
 from gradwire.exchange.sparse_schemes import (
-    SCHEMES,
     SchemeInputs,
+    counted,
     expected_imbalance,
     explain_scheme,
     fastest_scheme,
-    inputs_of,
-    sparcml_cost,
-    sparse_ps_cost,
+    other_way_s,
+    schemes,
     zen_cost,
 )
 from gradwire.planning.data.cluster import Cluster
@@ -32,6 +31,7 @@ from gradwire.planning.data.sparsity import (
     TensorSparsity,
     UnitSparsity,
 )
+from gradwire_lab.exchange.sparse_schemes import sparcml_cost, sparse_ps_cost
 from gradwire_lab.planning.index_sets import unit_sparsity
 from tests.strategies import bounded
 
@@ -96,10 +96,8 @@ def test_predicted_bytes_are_those_sent(world: int, seed: int) -> None:
     numel, draw = 20_000, np.random.default_rng(seed)
     sets = [np.sort(draw.choice(numel, 400, replace=False)).astype(np.int32) for _ in range(world)]
     at = of_sets(sets, numel, world)
-    for scheme in SCHEMES[1:]:
-        exchange = gw.pair(
-            gw.compress.nonzero(), getattr(gw.collective, scheme.__name__.removesuffix("_cost"))()
-        )
+    for name, scheme in [*schemes().items()][1:]:
+        exchange = gw.pair(gw.compress.nonzero(), getattr(gw.collective, name)())
         sent = sent_bytes(exchange, sets, numel)
         predicted = scheme(at).transfer_s * RATE
         if (
@@ -107,7 +105,7 @@ def test_predicted_bytes_are_those_sent(world: int, seed: int) -> None:
         ):  # a link carries both ways at once, and ranks beyond a power wait
             assert predicted >= 0.9 * max(sent)
             continue
-        assert predicted == pytest.approx(max(sent), rel=0.25), scheme.__name__
+        assert predicted == pytest.approx(max(sent), rel=0.25), name
 
 
 @pytest.mark.parametrize("world", [4, 8, 16])
@@ -134,7 +132,7 @@ def of_sets(sets: list[Indices], numel: int, world: int) -> SchemeInputs:
         units=unit_sparsity(sets, 1, numel),
         blocks=unit_sparsity(blocks, BLOCK, -(-numel // BLOCK)),
     )
-    return inputs_of(tensor, numel, bare(world))
+    return SchemeInputs(numel=numel, units=tensor.units, blocks=tensor.blocks, cluster=bare(world))
 
 
 def sent_bytes(exchange: gw.Exchange, sets: list[Indices], numel: int) -> list[int]:
@@ -142,9 +140,7 @@ def sent_bytes(exchange: gw.Exchange, sets: list[Indices], numel: int) -> list[i
     for indices in sets:
         grads.append(torch.zeros(numel))
         grads[-1][torch.from_numpy(indices).long()] = 1.0
-    state = exchange.init(gw.TensorSpec("", numel), len(grads))
-    texts = [exchange.run(r, len(grads), state, grad) for r, grad in enumerate(grads)]
-    return list(drive(texts, seed=0).sent_bytes)
+    return list(drive(texts(exchange, grads), seed=0).sent_bytes)
 
 
 def test_overlap_decides_between_the_two_optimal_schemes() -> None:
@@ -195,5 +191,5 @@ def test_explanations_name_scheme_times_runner_up_and_why() -> None:
 def test_counts_of_any_step_give_a_setting(counts: list[int], growth: float, width: int) -> None:
     at = counted(counts, 100 * width, width, torch.float32, growth)
     assert at.own(at.units) == pytest.approx(max(counts))
-    assert fastest(at).seconds >= 0.0
+    assert fastest_scheme(at, schemes(by_counts=True)).predictions[0].seconds >= 0.0
     assert other_way_s(at, 1000) > other_way_s(at, 0) > 0.0

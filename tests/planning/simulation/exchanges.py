@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gradwire.contract import Exchange, Member, Result, State
+from gradwire.contract import Exchange, Member, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Compute, Steps, Verb
 
@@ -22,10 +22,6 @@ class Says(Exchange):
 
     def init(self, spec: TensorSpec, world: int) -> State:
         return None
-
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        yield from self.synchronise(Member(rank, world), state, grad_N, grad_N)
-        return grad_N, grad_N, state
 
     def synchronise(
         self,

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
-from gradwire.collective.sparcml import sparcml
 from gradwire.collective.zen import zen
 from gradwire.compress.onebit import onebit
 from gradwire.compress.powersgd import powersgd
@@ -32,6 +31,7 @@ from gradwire.planning.data.cluster import PRIMITIVES, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.simulation.supersteps import NOT_MEASURED
 from gradwire.planning.simulation.timeline import simulate_exchange
+from gradwire_lab.collective.sparcml import sparcml
 from tests.laws.cases import name_of, own_exchanges, pairs
 from tests.planning.profiles import exact_cluster
 

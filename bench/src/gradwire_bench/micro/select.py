@@ -18,11 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire.cli.report.table import Row
-from gradwire.compress.deft.allocation import owners
-from gradwire.compress.deft.bin_packing import loads, work
-from gradwire.compress.deft.layer_k import layer_k
-from gradwire.compress.deft.layer_partition import partition_of
-from gradwire.compress.deft.layerwise import select_layers
+from gradwire.compress.deft import layer_k, loads, owners, partition_of, select_layers, work
 from gradwire.compress.dgc import dgc
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Member

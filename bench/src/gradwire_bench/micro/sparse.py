@@ -18,6 +18,7 @@ from gradwire.collective.steps.push_pull import PushPull
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract.spec import TensorSpec, chunk_bounds
 from gradwire.errors import UnknownName, invalid
+from gradwire_lab.exchange.bytes_of_sets import bytes_of, volumes
 
 from ..testbed.hosts import Testbed, open_hosts
 from ..testbed.ranks import Report, run_ranks
@@ -133,7 +134,7 @@ def _stated(bench: SparseBench, name: str, sets: list[Tensor]) -> list[int]:
     each = []
     for spec, inside in _pieces(bench, sets):
         if name in SCHEMES:
-            each.append(SCHEMES[name].bytes_of(nonzero(), spec, inside) or [])
+            each.append(bytes_of(SCHEMES[name], nonzero(), spec, inside) or [])
         else:
             exchange = exchange_of(name, bench.draws.density)
             each.append(exchange.expected_bytes(spec, len(sets)) or [])
@@ -147,6 +148,6 @@ def _bound_bytes(bench: SparseBench, name: str, sets: list[Tensor]) -> float:
         return max(_stated(bench, name, sets))
     total = 0.0
     for spec, inside in _pieces(bench, sets):
-        pushed, pulled = scheme.volumes(nonzero(), spec, inside)
+        pushed, pulled = volumes(scheme, nonzero(), spec, inside)
         total += (world - 1) / world * (mean(pushed) + sum(pulled))
     return total

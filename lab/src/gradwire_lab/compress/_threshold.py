@@ -17,12 +17,19 @@ from torch import Tensor
 from gradwire.compress._coo import Coo, check_addressable, coo_format, round_to_wire, share_of
 from gradwire.compress._residual import as_working
 from gradwire.contract import Layout, State, Traits
-from gradwire.contract.bounds import check_cap, check_share
+from gradwire.contract.bounds import check_number, check_share
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import TensorSpec, spec_of
 
 from ._magnitudes import Magnitudes
 from ._reaching import compile_ahead, reaching
+
+
+def check_cap(setting: str, given: object) -> None:
+    """Refuses what is no multiple of a density."""
+    accepted = "a multiple of the density, from 1 to 1e9"
+    check_number(setting, given, accepted, "leave it at 2", 1, 1e9)
+
 
 _CAP = 2.0
 

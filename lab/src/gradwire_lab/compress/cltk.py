@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gradwire.compress._coo import check_addressable
 from gradwire.compress._narrow import narrow, widen, width_of
-from gradwire.compress.deft.support import Pending, SelectedSupport, SharedSupport
+from gradwire.compress._support import Pending, SelectedSupport, SharedSupport
 from gradwire.contract import Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Broadcast, Steps

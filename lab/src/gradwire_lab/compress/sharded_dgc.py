@@ -35,7 +35,7 @@ from gradwire.compress._coo import coo_format, share_of
 from gradwire.compress._residual import as_working
 from gradwire.compress._sampled import LEAST_ABOVE
 from gradwire.contract import Exchange, Member, Shards, State, Traits, synchronise_alone
-from gradwire.contract.bounds import MOST_SEED, check_cap, check_share, check_whole
+from gradwire.contract.bounds import MOST_SEED, check_share, check_whole
 from gradwire.contract.collective import Collective
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.shapes_only import Hollow
@@ -44,7 +44,7 @@ from gradwire.contract.verbs import AllGather, Among, Steps
 from gradwire.dsl.philox import below
 from gradwire.errors import invalid
 
-from ._threshold import Reaching, estimating
+from ._threshold import Reaching, check_cap, estimating
 
 _LEAST_SHARE = 0.25
 """The least that a part's share is, as a fraction of an equal one: its sample may miss the few

@@ -32,7 +32,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.contract import Compressor, Exchange, Member, Result, State
+from gradwire.contract import Compressor, Exchange, Member, State
 from gradwire.contract.bounds import check_number, check_whole
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.tensorwise import tensor_places, tensor_sizes
@@ -118,10 +118,6 @@ class Adapted(Chooser):
             ladder.bytes_TL(spec),
             ladder.init(spec, world),
         )
-
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        result = yield from Exchange.run(self, rank, world, state, grad_N)
-        return result
 
     def synchronise(
         self,

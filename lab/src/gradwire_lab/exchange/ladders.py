@@ -25,7 +25,7 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.compress.uniform import BITWIDTHS as UNIFORM_BITWIDTHS
 from gradwire.compress.uniform import uniform
-from gradwire.contract import Compressor, Exchange, Member, State, synchronise_alone
+from gradwire.contract import Compressor, Exchange, Member, State
 from gradwire.contract.shapes_only import Hollow
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.tensorwise import Tensorwise, tensor_places, tensor_sizes
@@ -209,17 +209,13 @@ class PairLadder(Ladder):
         out_N: Tensor,
         residual_N: Tensor | None,
     ) -> Steps[State]:
-        if me.world == 1:
-            yield from synchronise_alone(grad_N, out_N, residual_N)
-            return state
         codecs = [self.rungs[rung] for rung in rungs]
-        inner = yield from self.pair.collective.run(
-            apiece(tuple(codecs), state.sizes), me, state.inner, grad_N, out_N, residual_N
-        )
+        own = Pair(apiece(tuple(codecs), state.sizes), self.pair.collective)
+        after = yield from me.through(own, PairState((), state.inner), grad_N, out_N, residual_N)
         if me.selection is not None:
             asked = sum(starmap(_asked, zip(codecs, state.sizes, strict=True)))
             me.selection = me.selection._replace(asked=asked)
-        return PairState(state.sizes, inner)
+        return PairState(state.sizes, after.inner)
 
 
 def _asked(codec: Compressor, numel: int) -> float:
@@ -329,5 +325,5 @@ class MatrixLadder(Ladder):
         forms = zip(state.most.basis_T, layout.basis_shapes, strict=True)
         bases = tuple(basis if len(form) == 1 else basis[:, : form[1]] for basis, form in forms)
         own = MatrixState(layout, bases)
-        yield from self.exchange.synchronise(me, own, grad_N, out_N, residual_N)
+        yield from me.through(self.exchange, own, grad_N, out_N, residual_N)
         return state

@@ -7,7 +7,7 @@ then on the scheme that is fastest by them carries what the same compressor sele
 Source: ZEN (OSDI 2025), section 3: "At the runtime, ZEN collects the lightweight sparsity profiling
     results of the first few iterations and intelligently determines the optimal scheme by comparing
     Equations (1) and (2)."
-Differences: the formulas are those of ``counted``, of what is really sent, latency included,
+Differences: the formulas are those of ``sparse_schemes``, of what is really sent, latency included,
     for links of 1 Gbit. An all-gather is among the schemes too. Schemes whose bytes hang on skew
     are not: by theorem 1 none of them is the fastest.
 Wire: 8 (W-1) bytes for counts in each measured step, beside the inner pair's; then those of the
@@ -30,16 +30,16 @@ from torch import Tensor
 
 from gradwire.collective.steps.ordered_sums import num_entries, value_dtype
 from gradwire.collective.steps.sizes import tell_count
-from gradwire.contract import Compressor, Exchange, Layout, Member, Result, State
+from gradwire.contract import Compressor, Exchange, Layout, Member, State
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import load
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Steps
 from gradwire.errors import invalid
 from gradwire.exchange.by_name import exchange_for
-from gradwire.exchange.counted import LOSSLESS, counted, fastest
 from gradwire.exchange.error_feedback import ErrorFeedback, Wrapper
 from gradwire.exchange.pair import Pair
+from gradwire.exchange.sparse_schemes import counted, fastest_scheme, schemes
 from gradwire.kernels.sparse.entries import num_units
 
 STEPS = 5
@@ -73,10 +73,6 @@ class MeasuredScheme(Wrapper):
         noted_T = tuple(torch.zeros(3, dtype=torch.float64, device="cpu") for _ in tensors)
         return MeasuredState(noted_T, self.inner.init(spec, world))
 
-    def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        result = yield from Exchange.run(self, rank, world, state, grad_N)
-        return result
-
     def synchronise(
         self,
         me: Member,
@@ -91,7 +87,7 @@ class MeasuredScheme(Wrapper):
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         made = self.inner if measures else self._chosen(noted, spec, me.world)
         me.way = None if me.world == 1 else type(made.collective).__name__
-        inner = yield from made.synchronise(me, state.inner, grad_N, out_N, residual_N)
+        inner = yield from me.through(made, state.inner, grad_N, out_N, residual_N)
         if measures and me.world > 1:
             yield from self._note(me, state.noted_T, noted, grad_N)
         return MeasuredState(state.noted_T, inner)
@@ -135,12 +131,13 @@ def scheme_of(
     """
     if world == 1 or not numel:
         return _names()[0]
-    return fastest(counted([count] * world, numel, width, dtype, growth)).scheme
+    at = counted([count] * world, numel, width, dtype, growth)
+    return fastest_scheme(at, schemes(by_counts=True)).scheme
 
 
 def _names() -> tuple[str, ...]:
     """The names of the schemes to choose from."""
-    return tuple(scheme.__name__.removesuffix("_cost") for scheme in LOSSLESS)
+    return tuple(schemes(by_counts=True))
 
 
 def with_measured_scheme(algorithm: Compressor | Exchange, *, num_steps: int = STEPS) -> Exchange:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from gradwire.contract import Exchange, Member, State
-from gradwire.exchange.error_feedback import ErrorFeedback
+from gradwire.exchange.error_feedback import ErrorFeedback, TensorEncoder
 from gradwire.exchange.local import drive
 
 from .cases import Case, tensors_of
 from .tolerance import must, same_bits
 
 NUM_STEPS = 3
-Encode = Callable[[Exchange, Member, State, int, Tensor], None]
+Encode = Callable[[TensorEncoder, Member, State, int, Tensor], None]
 
 
 def law_encoding_ahead_changes_no_bit(exchange: Exchange, case: Case) -> bool:
@@ -41,12 +41,14 @@ def law_encoding_on_the_host_changes_no_bit(exchange: Exchange, case: Case) -> b
     To do: in encode_on_host yield all that is selected from, with the residual in it, and leave in
     the residual what the entries lack of it.
     """
-    return exchange.offloads and _same_bits(exchange, case, _by_copies)
+    return _same_bits(exchange, case, _by_copies)
 
 
-def _by_copies(exchange: Exchange, me: Member, state: State, place: int, grad_N: Tensor) -> None:
+def _by_copies(
+    encoder: TensorEncoder, me: Member, state: State, place: int, grad_N: Tensor
+) -> None:
     """Encodes a tensor from a copy, and goes on with a copy of what was made of it."""
-    text = exchange.encode_on_host(me, state, place, grad_N)
+    text = encoder.encode_on_host(me, state, place, grad_N)
     made = text.send(tuple(one.clone() for one in next(text)))
     with suppress(StopIteration):
         text.send(tuple(one.clone() for one in made))
@@ -54,7 +56,8 @@ def _by_copies(exchange: Exchange, me: Member, state: State, place: int, grad_N:
 
 
 def _same_bits(exchange: Exchange, case: Case, encode: Encode) -> bool:
-    if not exchange.apart(case.spec) or case.world == 1:
+    own = TensorEncoder.of(exchange)
+    if own is None or not own.exchange.apart(case.spec) or case.world == 1:
         return False
     for tried in (exchange, ErrorFeedback(exchange)):
         for got, want in zip(_steps(tried, case, encode), _steps(tried, case), strict=True):
@@ -92,11 +95,13 @@ def _encode_some(
 ) -> None:
     """Encodes some tensors ahead, each while the elements of all others are NaN."""
     me, state, grad_N = operands
-    sizes, places = [prod(shape) for shape in case.spec.shapes], exchange.apart(case.spec)
+    encoder = TensorEncoder.of(exchange)
+    assert encoder is not None
+    sizes, places = [prod(shape) for shape in case.spec.shapes], encoder.exchange.apart(case.spec)
     for place in draw.sample(places, draw.randint(1, len(places))):
         there_N = torch.full_like(grad_N, float("nan"))
         torch.split(there_N, sizes)[place].copy_(torch.split(grad_N, sizes)[place])
-        encode(exchange, me, state, place, there_N)
+        encode(encoder, me, state, place, there_N)
 
 
 LAWS = (law_encoding_ahead_changes_no_bit, law_encoding_on_the_host_changes_no_bit)

@@ -129,7 +129,7 @@ def law_verbs_do_not_depend_on_values(exchange: Exchange, case: Case) -> None:
 
 
 def law_mean_may_overwrite_the_gradient(exchange: Exchange, case: Case) -> None:
-    """``synchronise`` with ``out_N`` being ``grad_N`` leaves the bits that ``run`` returns.
+    """``synchronise`` with ``out_N`` being ``grad_N`` leaves the bits that another buffer gets.
 
     To do: read all of grad_N before out_N is written.
     """
@@ -186,14 +186,14 @@ def law_used_buffers_change_nothing(exchange: Exchange, case: Case) -> None:
 
 
 def law_gradient_untouched(exchange: Exchange, case: Case) -> None:
-    """``run`` never writes the gradient.
+    """The gradient is not written where the mean has a buffer of its own.
 
     To do: work on a copy or in a buffer of me.scratch(...).
     """
     grads = case.grads()
     _means(exchange, grads, case.seed, case.states(exchange))
     for rank, (now_N, before_N) in enumerate(zip(grads, case.grads(), strict=True)):
-        must(same_bits(now_N, before_N), f"run wrote the gradient of rank {rank}")
+        must(same_bits(now_N, before_N), f"the gradient of rank {rank} was written")
 
 
 def law_sums_do_not_overflow(exchange: Pair, case: Case) -> bool:

@@ -190,7 +190,7 @@ def law_without_momentum_it_is_error_feedback(exchange: MomentumCorrection, case
 
 OWN = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))
 SHARED = (
-    exchanges.law_synchronise_agrees_with_run,
+    exchanges.law_kept_buffers_change_no_bit,
     exchanges.law_callers_tensors_untouched,
     exchanges.law_repeatable_under_any_interleaving,
     exchanges.law_non_finite_reaches_all_and_does_not_stay,

@@ -100,13 +100,6 @@ _LINE = 16
 """float32 in a line of memory: where more are there, all lines are written anyway."""
 
 
-def scaled_entries(entries: Entries, factor: float, dtype: torch.dtype) -> Entries:
-    """The entries with all values multiplied in ``dtype``; in place where they are of that."""
-    values = entries.values
-    own = values.mul_(factor) if values.dtype == dtype else values.to(dtype).mul_(factor)
-    return entries._replace(values=own)
-
-
 # ---- Notes of a sparse collective on each step -------------------------------------------------
 #
 # How much was asked for, taken and averaged.

@@ -9,9 +9,9 @@ Wire: a rank sends, each payload rounded up to 8 bytes,
     8 (W-1)                         how many units it pushes to each
     sum over the others j of PUSH(units pushed to j)
     32 (W-1)                        what it merged and pushed
-    (W-1) * max over ranks of PULL(units merged there), or what the scheme's own ``pulls`` send,
+    (W-1) * max over ranks of PULL(units merged there), or what the scheme's own ``delivery`` sends,
     with PUSH and PULL as the scheme says; where it says nothing, COO(k) = (4 + width * itemsize) k.
-    ``sent_bytes`` is that."""
+"""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ import torch
 from torch import Tensor
 
 from ...contract import Compressor, Imbalance, Layout, Member, Selection, State
-from ...contract.collective import Collective, Needs
+from ...contract.collective import Collective, Needs, encoding
 from ...contract.payload import Format, Payload
 from ...contract.spec import TensorSpec, working_dtype
-from ...contract.travel import bytes_sent
 from ...contract.verbs import AllGather, AllToAll, Compute, Steps, Verb
-from ...kernels.sparse.entries import Entries, Part, num_units, part_length, parts_of
+from ...kernels.sparse.entries import Entries, Part, num_units, parts_of
 from ...kernels.sparse.format import SparseFormat
 from ...kernels.sparse.formats.coo import coo
 from ...kernels.sparse.partition import partition
@@ -47,7 +46,6 @@ from .ordered_sums import (
     value_dtype,
 )
 from .rounds import to_each
-from .sizes import SIZE_BYTES
 
 # ---- Cuts of gradients into parts, and the payloads of parts -----------------------------------
 #
@@ -88,22 +86,6 @@ class Cut:
         """The payload of so many units that ``rank`` merged."""
         return form.layout(count, self.parts[rank].length, self.width, self.pulled_dtype)
 
-    def by_part(self, indices_K: Tensor) -> list[int]:
-        """How many of these units lie in each part."""
-        places_K = indices_K if self.permutation is None else self.permutation.places(indices_K)
-        world = len(self.parts)
-        length = max(1, part_length(self.num_units, world))
-        counts: list[int] = (places_K // length).bincount(minlength=world).tolist()
-        return counts
-
-    def counts(self, sets: Sequence[Tensor]) -> tuple[list[list[int]], list[int]]:
-        """Units that each worker pushes to each server, and that each server then holds."""
-        is_taken = torch.zeros(self.num_units, dtype=torch.bool)
-        for indices_K in sets:
-            is_taken[indices_K.long()] = True
-        union = is_taken.nonzero()[:, 0].to(torch.int32)
-        return [self.by_part(indices_K) for indices_K in sets], self.by_part(union)
-
 
 @lru_cache(maxsize=256)
 def cached_parts(num_units: int, world: int, permutation: Permutation | None) -> tuple[Part, ...]:
@@ -112,16 +94,6 @@ def cached_parts(num_units: int, world: int, permutation: Permutation | None) ->
 
 
 # ---- How sums travel in a pull -----------------------------------------------------------------
-#
-# By name and size for predictions, and as verbs with their room.
-
-
-class Pull(NamedTuple):
-    """One verb in which sums travel: its name, its size in bytes and, of a broadcast, its root."""
-
-    verb: str
-    size_bytes: int
-    root: int = 0
 
 
 class Delivery(NamedTuple):
@@ -142,15 +114,6 @@ def gathered(me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
     own = me.scratch("pushed", size, like, torch.uint8, varies=True)
     whole = me.scratch("arrived", me.world * size, like, torch.uint8, varies=True)
     return Delivery(own, split(whole, [size] * me.world), (AllGather(whole, own),))
-
-
-def pulled_bytes(pulls: Sequence[Pull], rank: int, world: int) -> int:
-    """Bytes that a rank sends in these verbs.
-
-    >>> [pulled_bytes([Pull("broadcast", 10, root=1)], rank, 4) for rank in range(4)]
-    [0, 20, 10, 0]
-    """
-    return sum(bytes_sent(verb, size, world, (rank - root) % world) for verb, size, root in pulls)
 
 
 # ---- The push ----------------------------------------------------------------------------------
@@ -233,10 +196,6 @@ class PushPull(Collective):
         """The units that travel for what a codec took."""
         return entries
 
-    def unit_indices(self, codec: Compressor, indices_K: Tensor) -> Tensor:
-        """The indices of ``units``, ascending."""
-        return indices_K
-
     def arrived(self, merged: Entries) -> int:
         """How many elements some rank took of those that were merged."""
         return merged.num * merged.width
@@ -249,12 +208,8 @@ class PushPull(Collective):
         """How ``rank`` writes so many units for the others; from what all ranks know."""
         return coo()
 
-    def pulls(self, sizes: Sequence[int]) -> tuple[Pull, ...]:
-        """The verbs that carry sums of so many bytes a rank."""
-        return (Pull("all_gather", max(sizes)),)
-
     def delivery(self, me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
-        """The verbs of ``pulls``, with room for what they carry."""
+        """The verbs that carry sums of so many bytes a rank, with room for them."""
         return gathered(me, sizes, like)
 
     def cut(self, codec: Compressor, spec: TensorSpec, world: int) -> Cut:
@@ -277,17 +232,13 @@ class PushPull(Collective):
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         cut, form = self.cut(codec, spec, me.world), codec.format(spec)
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
-        payload, state = yield Compute(
-            "encode",
-            lambda: codec.encode(state, grad_N, residual_N=residual_N, buffer=own),
-            spec.numel,
-        )
+        payload, state = yield encoding(codec, state, grad_N, residual_N, own)
         usual = self.usual(cut, codec, spec)
         sent, counts = yield me.sized(
             "partition",
             lambda: self._partition(codec, me, cut, payload, spec.numel),
             spec.numel,
-            lambda: self._usual_parts(me, cut, usual[0], grad_N),
+            lambda: (self._slots(me, cut, usual[0], grad_N), usual[0]),
         )
         is_all = codec.traits.lossless and residual_N is None
         clear = me.sized(
@@ -332,12 +283,6 @@ class PushPull(Collective):
         """Room for the payload of each server, of so many units."""
         sizes = [self._push_layout(cut, rank, k).slot_bytes for rank, k in enumerate(counts)]
         return split(me.scratch("pushed", sum(sizes), like, torch.uint8, varies=True), sizes)
-
-    def _usual_parts(
-        self, me: Member, cut: Cut, counts: list[int], like: Tensor
-    ) -> tuple[list[Tensor], list[int]]:
-        """The return value of ``_partition`` in a simulation, which has sizes and no values."""
-        return self._slots(me, cut, counts, like), counts
 
     def push(
         self,
@@ -458,50 +403,8 @@ class PushPull(Collective):
         share = [part.length / total if total else 0.0 for part in cut.parts]
         return [round(taken * one) for one in share], [round(union * one) for one in share]
 
-    def sent_bytes(
-        self, cut: Cut, pushed_WW: Sequence[Sequence[int]], merged_W: Sequence[int]
-    ) -> list[int]:
-        """Bytes that each rank sends, by units pushed (worker, server) and units merged."""
-        told = (len(cut.parts) - 1) * SIZE_BYTES * (1 + _TOLD)
-        sizes = [self._pull_layout(cut, r, k).slot_bytes for r, k in enumerate(merged_W)]
-        pulls = self.pulls(sizes)
-        return [
-            told
-            + pulled_bytes(pulls, rank, len(sizes))
-            + sum(
-                self._push_layout(cut, to, k).slot_bytes for to, k in enumerate(own) if to != rank
-            )
-            for rank, own in enumerate(pushed_WW)
-        ]
-
-    def volumes(
-        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
-    ) -> tuple[list[int], list[int]]:
-        """Bytes of what each rank pushes, its own part included, and of each rank's pull."""
-        cut, pushed, merged = self._counts(codec, spec, taken)
-        pushes = [
-            sum(self._push_layout(cut, to, k).size_bytes for to, k in enumerate(own))
-            for own in pushed
-        ]
-        return pushes, [self._pull_layout(cut, r, k).size_bytes for r, k in enumerate(merged)]
-
-    def _counts(
-        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
-    ) -> tuple[Cut, list[list[int]], list[int]]:
-        """Units by worker and server, and units that each server merges."""
-        cut = self.cut(codec, spec, len(taken))
-        return cut, *cut.counts([self.unit_indices(codec, indices_K) for indices_K in taken])
-
     def _push_layout(self, cut: Cut, server: int, count: int) -> Format:
         return cut.pushed(self.push_format(cut, server, count), server, count)
-
-    def _pull_layout(self, cut: Cut, rank: int, count: int) -> Format:
-        return cut.pulled(self.pull_format(cut, rank, count), rank, count)
-
-    def bytes_of(
-        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
-    ) -> list[int] | None:
-        return self.sent_bytes(*self._counts(codec, spec, taken))
 
 
 _UNLIMITED = (2**62, 2**62)

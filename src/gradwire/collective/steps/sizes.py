@@ -19,11 +19,6 @@ SIZE_BYTES = torch.int64.itemsize
 """Bytes of one size on the wire."""
 
 
-def announced_bytes(codec: Compressor, world: int) -> int:
-    """Bytes that a rank sends for one announcement of sizes; 0 where sizes are known."""
-    return 0 if codec.traits.exact_size else (world - 1) * SIZE_BYTES
-
-
 def tell_all(
     me: Member,
     codec: Compressor,

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...contract.payload import Format, Payload
-from ...errors import InvalidSetting, invalid
 from .entries import Entries, Part
 from .scatter import scatter_entries
 
@@ -36,35 +35,6 @@ class SparseFormat(ABC):
     ) -> int:
         """Bytes on the wire, as the file's Wire line says."""
         return self.layout(count, num_units, width, dtype).size_bytes
-
-    def received(
-        self,
-        size_bytes: int,
-        num_units: int,
-        width: int = 1,
-        dtype: torch.dtype = torch.float32,
-    ) -> Format:
-        """The layout of a payload of so many bytes.
-
-        Raises InvalidSetting for a size that no payload for so many units has.
-        """
-        low = self.size_bytes(0, num_units, width, dtype)
-        step = max(1, self.size_bytes(2, num_units, width, dtype) - low)
-        count = 2 * (size_bytes - low) // step
-        for one in (count, count - 1):  # an odd count may have a gap before its values
-            form = self.layout(one, num_units, width, dtype) if one >= 0 else None
-            if form is not None and form.size_bytes == size_bytes:
-                return form
-        raise self.no_such_size(size_bytes, num_units, low)
-
-    def no_such_size(self, size_bytes: int, num_units: int, low: int) -> InvalidSetting:
-        """The error for a size that no payload has; ``low`` is the least size."""
-        return invalid(
-            f"size of a {type(self).__name__} payload of {num_units} units",
-            size_bytes,
-            f"{low} bytes and whole entries",
-            "give every rank the same vector and format",
-        )
 
     def count(self, entries: Entries, num_units: int) -> int:
         """The ``count`` that ``layout`` needs for these entries."""

@@ -1,6 +1,8 @@
 """Checksums: what arrives is compared with what was sent before anything reads it.
 
-Beside each verb travels one more of the same kind, with a CRC-32 for each payload, 8 bytes each. A
+Beside each verb travels one more of the same kind, with a frame for each payload, 8 bytes each: the
+version of what ranks send, and a CRC-32. Without checksums payloads have no frame, as ranks have
+compared versions before they connected. A
 payload is on its way while its sender takes its CRC-32, so a link that is slower than memory does
 not wait. Where a payload does not fit, the error names the rank that it comes from, whose memory or
 link is at fault.
@@ -32,9 +34,11 @@ from ...contract.verbs import (
 )
 from ...errors import ExitCode, RankFailed
 from ...kernels.crc import crc32
+from ...version import WIRE
 
 T = TypeVar("T")
 _SHARED = AllReduce | AllGather | ReduceScatter | Broadcast
+_CRC_BITS, _MOST_WIRE = 32, 2**16
 
 
 class Position(NamedTuple):
@@ -66,7 +70,7 @@ class Seals:
         for at, (verb, one) in enumerate(zip(verbs, self.beside, strict=True)):
             if one is not None:
                 for to, part in enumerate(_sent(verb)):
-                    one.buf[to] = crc32(part)
+                    one.buf[to] = frame(part)
                 yield at, one
 
     def check(self, verbs: Sequence[Communication]) -> None:
@@ -76,19 +80,28 @@ class Seals:
                 continue
             told = getattr(one, "out", one.buf).tolist()
             for at, (src, part) in enumerate(_arrived(verb)):
-                if crc32(part) != told[at]:
-                    raise self._refusal(type(verb).__name__, src, place, part.nbytes)
+                if frame(part) != told[at]:
+                    raise self._refusal(type(verb).__name__, src, place, part.nbytes, told[at])
 
-    def _refusal(self, kind: str, src: int, place: Position, size_bytes: int) -> RankFailed:
+    def _refusal(
+        self, kind: str, src: int, place: Position, size_bytes: int, told: int
+    ) -> RankFailed:
         who = f"rank {place.ranks[src]}" if place.ranks else f"the rank with shard {src}"
         here = f"rank {place.ranks[place.rank]}" if place.ranks else f"shard {place.rank}"
-        return RankFailed(
-            f"the {size_bytes} bytes that {who} sent arrived damaged at {here} ({kind}): memory or "
-            f"a link of {who} changes bits",
-            ranks=tuple(place.ranks[src : src + 1]),
-            step=self._step,
-            exit_code=ExitCode.BITS,
-        )
+        code = ExitCode.BITS
+        text = f"the {size_bytes} bytes that {who} sent arrived damaged at {here} ({kind}): "
+        text += f"memory or a link of {who} changes bits"
+        if 0 < (other := told >> _CRC_BITS) <= _MOST_WIRE and other != WIRE:
+            code = ExitCode.MISTAKE
+            text = f"{who} sends payloads of wire version {other}, and {here} takes {WIRE}; "
+            text += "start all ranks with one version of gradwire"
+        ranks = tuple(place.ranks[src : src + 1])
+        return RankFailed(text, ranks=ranks, step=self._step, exit_code=code)
+
+
+def frame(payload: Tensor) -> int:
+    """The frame of a payload: the wire's version above its CRC-32."""
+    return WIRE << _CRC_BITS | crc32(payload)
 
 
 def _beside(verb: Any, world: int) -> Any:

@@ -54,7 +54,7 @@ from ...contract.spec import TensorSpec
 from ...contract.state import leaves
 from ...contract.verbs import Compute, Steps
 from ...errors import InvalidSetting, invalid
-from ...exchange.error_feedback import Wrapper
+from ...exchange.error_feedback import TensorEncoder, Wrapper
 from ...exchange.pair import Pair
 from ...planning.default_fusion import NamedParam
 from ..device.devices import home_of, kept_on
@@ -143,7 +143,9 @@ class Message:
         self._lent_N: Tensor | None = None
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
         self.member = Member(rank, world, turn)
-        self._places = {self.slots[place].name: place for place in exchange.apart(self.spec)}
+        self._encoder = TensorEncoder.of(exchange)
+        apart = () if self._encoder is None else self._encoder.exchange.apart(self.spec)
+        self._places = {self.slots[place].name: place for place in apart}
         self.is_inline = bool(lanes) and not self._places
         """Whether the backward pass waits at the launch while the whole message is encoded."""
         self.lanes = dict(lanes or {}) if self._places and world > 1 else {}
@@ -257,13 +259,15 @@ class Message:
         """Gathers and encodes the tensor ``name``, whose gradient is there, before the others."""
         place = self._places[name]
         self._copy_in([place], grads, copying)
-        self.exchange.encode_ahead(self.member, self.state, place, self.flat_N)
+        assert self._encoder is not None, "tensors are encoded apart"
+        self._encoder.encode_ahead(self.member, self.state, place, self.flat_N)
 
     def encode_on_host(self, name: str, grads: Grads, copying: Copying) -> Copies:
         """``encode_ahead`` on a device, as a text whose copies the host encodes; see `Offload`."""
         place = self._places[name]
         self._copy_in([place], grads, copying)
-        yield from self.exchange.encode_on_host(self.member, self.state, place, self.flat_N)
+        assert self._encoder is not None, "tensors are encoded apart"
+        yield from self._encoder.encode_on_host(self.member, self.state, place, self.flat_N)
 
     @torch.no_grad()
     def _gather(self, grads: Grads, copying: Copying) -> None:

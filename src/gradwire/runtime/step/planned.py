@@ -47,7 +47,7 @@ def messages_of(
             ranges = [ParamRange(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]
             carrier = on_hosts(exchange, ranks_per_host)
             is_away = home_of((r.param for r in ranges), host_only=carrier.host_only) != HOST
-            lanes = _lanes(message, index, carrier, is_away)
+            lanes = _lanes(message, is_away)
             whole = Message(
                 index, ranges, carrier, rank, world, turn=turn, after=after, lanes=lanes
             )
@@ -55,13 +55,8 @@ def messages_of(
     return made
 
 
-def _lanes(one: PlannedMessage, index: int, exchange: Exchange, is_away: bool) -> dict[str, str]:
+def _lanes(one: PlannedMessage, is_away: bool) -> dict[str, str]:
     """The lanes of what is not encoded at the launch of a message, which may be on a device."""
-    if is_away and one.early and not exchange.offloads:
-        raise InvalidSetting(
-            f"message {index} encodes {one.early[0]!r} early, on the host, but its gradient is on "
-            f"a device and {exchange!r} cannot do that; plan it inline"
-        )
     early = dict.fromkeys(one.early, OFFLOAD if is_away else COMPUTE)
     return dict.fromkeys(one.inline, INLINE) | early
 

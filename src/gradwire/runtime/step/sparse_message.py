@@ -18,13 +18,10 @@ from ...contract import Exchange, Member
 from ...contract.collective import Collective
 from ...contract.registry import load
 from ...contract.verbs import Compute, Steps
-from ...exchange.counted import LOSSLESS, counted, fastest
-from ...exchange.sparse_schemes import OF_ROWS
+from ...exchange.sparse_schemes import counted, fastest_scheme, schemes
 from ..device.devices import HOST
 from ..device.streams import Copying
 from .messages import Grads
-
-_WAYS = tuple(scheme for scheme in LOSSLESS if scheme in OF_ROWS)
 
 
 class SparseMessage:
@@ -85,7 +82,8 @@ class SparseMessage:
             return self._collective
         numel = self._shape.numel()
         at = counted(counts, numel, self._width, self._dtype, self._growth)
-        chosen: Collective = load("collective", fastest(at, _WAYS).scheme)()
+        best = fastest_scheme(at, schemes(of_rows=True, by_counts=True))
+        chosen: Collective = load("collective", best.scheme)()
         return chosen
 
     def _rows(self, grad: Tensor | None, copying: Copying) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ....contract.registry import make_registry
 
 if TYPE_CHECKING:
-    from .blocks import blocks as blocks
     from .coo import coo as coo
     from .dense import dense as dense
     from .elias_fano import elias_fano as elias_fano

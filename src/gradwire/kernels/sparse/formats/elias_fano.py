@@ -15,7 +15,6 @@ Wire: values (K * width), low, high -> K * width * itemsize + ceil(K b / 8) +
 from __future__ import annotations
 
 import ctypes
-from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
@@ -43,17 +42,6 @@ class elias_fano(SparseFormat):
         low = Field("low", torch.uint8, bits.num_bytes(count * low_bits(count, num_units)))
         high = Field("high", torch.uint8, bits.num_bytes(high_bits(count, num_units)))
         return Format((Field("values", dtype, count * width), low, high))
-
-    def received(
-        self, size_bytes: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
-    ) -> Format:
-        def size_of(count: int) -> int:
-            return self.size_bytes(count, num_units, width, dtype)
-
-        count = bisect_left(range(size_bytes + 1), size_bytes, key=size_of)
-        if count > size_bytes or size_of(count) != size_bytes:
-            raise self.no_such_size(size_bytes, num_units, self.size_bytes(0, num_units))
-        return self.layout(count, num_units, width, dtype)
 
     def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
         check_entries(entries)

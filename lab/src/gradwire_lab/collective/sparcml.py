@@ -9,7 +9,7 @@ Differences: any number of ranks. Let P be the largest power of two that is at m
 Wire: a message of k units is 8 bytes that tell k, and then min((4 + v) k, v U) bytes rounded up to
     8, with v = width * itemsize and U units in all. A rank below P sends one in each of log2 P
     stages, of what 2^stage ranks took together, and one more if it serves a rank above; that sends
-    one. ``sent_bytes`` is that.
+    one.
 State: the codec's.
 Contributed: what the codec encoded.
 """
@@ -24,24 +24,21 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, Member, Selection, State
-from ..contract.collective import Collective, Dimensions, Needs
-from ..contract.payload import Payload
-from ..contract.spec import TensorSpec, working_dtype
-from ..contract.verbs import Compute, Recv, Send, Steps, Verb
-from ..kernels.distinct import count_distinct
-from ..kernels.sparse.entries import Entries, Part, num_units
-from ..kernels.sparse.format import SparseFormat
-from ..kernels.sparse.formats.coo import coo
-from ..kernels.sparse.formats.dense import dense
-from .steps.ordered_sums import (
+from gradwire.collective.steps.ordered_sums import (
     asked_of,
     expected_union,
     merged_entries,
     num_entries,
-    scaled_entries,
 )
-from .steps.sizes import SIZE_BYTES
+from gradwire.contract import Compressor, Layout, Member, Selection, State
+from gradwire.contract.collective import Collective, Dimensions, Needs, encoding
+from gradwire.contract.payload import Payload
+from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.verbs import Recv, Send, Steps, Verb
+from gradwire.kernels.sparse.entries import Entries, Part, num_units
+from gradwire.kernels.sparse.format import SparseFormat
+from gradwire.kernels.sparse.formats.coo import coo
+from gradwire.kernels.sparse.formats.dense import dense
 
 
 class WholeForm(NamedTuple):
@@ -93,11 +90,7 @@ class sparcml(Collective):
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         form, whole = codec.format(spec), self.whole(codec, spec)
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
-        payload, state = yield Compute(
-            "encode",
-            lambda: codec.encode(state, grad_N, residual_N=residual_N, buffer=own),
-            spec.numel,
-        )
+        payload, state = yield encoding(codec, state, grad_N, residual_N, own)
         held = _Held(me, whole, num_entries(form), out_N)
         yield me.sized(
             "pack",
@@ -117,31 +110,6 @@ class sparcml(Collective):
     def whole(self, codec: Compressor, spec: TensorSpec) -> WholeForm:
         """The ``WholeForm`` of a gradient under this codec."""
         return WholeForm(num_units(spec.numel, codec.width), codec.width, working_dtype(spec.dtype))
-
-    def sent_bytes(self, whole: WholeForm, counts: Sequence[Sequence[int]]) -> list[int]:
-        """Bytes that each rank sends, by the units that each of ``groups`` took together."""
-        world, below = len(counts[0]), len(counts[1])
-
-        def message(count: int) -> int:
-            return SIZE_BYTES + whole.slot_bytes(count)
-
-        return [
-            message(counts[0][rank])
-            if rank >= below
-            else sum(message(level[rank]) for level in counts[1:-1])
-            + (message(counts[-1][rank]) if rank < world - below else 0)
-            for rank in range(world)
-        ]
-
-    def bytes_of(
-        self, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
-    ) -> list[int] | None:
-        whole = self.whole(codec, spec)
-        sizes = [
-            [count_distinct([taken[rank] for rank in group], whole.num_units) for group in level]
-            for level in groups(len(taken))
-        ]
-        return self.sent_bytes(whole, sizes)
 
 
 @lru_cache(maxsize=256)
@@ -191,7 +159,7 @@ class _Held:
     def take(self, codec: Compressor, payload: Payload) -> None:
         """Holds what this rank's own payload has."""
         own = Entries(*codec.entries(payload), codec.width)
-        self.pack(scaled_entries(own, 1 / self.me.world, self.whole.dtype))
+        self.pack(_scaled(own, 1 / self.me.world, self.whole.dtype))
 
     def merge(self, landed: Tensor, count: int, *, is_lower: bool) -> Entries:
         """The sum of what it holds and what landed; the lower rank's is added first."""
@@ -216,6 +184,13 @@ class _Held:
         form = self.whole.form(count)
         payload = self.whole.payload(buffer, count)
         return form.decode(payload, self.whole.num_units, self.whole.width)
+
+
+def _scaled(entries: Entries, factor: float, dtype: torch.dtype) -> Entries:
+    """The entries with all values multiplied in ``dtype``; in place where they are of that."""
+    values = entries.values
+    own = values.mul_(factor) if values.dtype == dtype else values.to(dtype).mul_(factor)
+    return entries._replace(values=own)
 
 
 def _talk(me: Member, held: _Held) -> Steps[None]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ....contract.payload import Field, Format, Payload
-from ....errors import invalid
-from ..entries import Entries, check_entries, drop_unset
-from ..format import SparseFormat
+from gradwire.contract.payload import Field, Format, Payload
+from gradwire.errors import invalid
+from gradwire.kernels.sparse.entries import Entries, check_entries, drop_unset
+from gradwire.kernels.sparse.format import SparseFormat
 
 
 @dataclass(frozen=True, kw_only=True)

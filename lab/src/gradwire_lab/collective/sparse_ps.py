@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..contract.collective import Dimensions
-from .steps.push_pull import PushPull
+from gradwire.collective.steps.push_pull import PushPull
+from gradwire.contract.collective import Dimensions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,20 +19,40 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...contract import Exchange, Layout, Member, Selection, State, Traits, synchronise_alone
-from ...contract.bounds import check_share
-from ...contract.spec import working_dtype
-from ...contract.verbs import AllReduce, Steps
-from ...kernels import select
-from ...kernels.gather import take
-from ...kernels.magnitudes import range_norms
-from .._residual import as_working
-from .layer_partition import Partition, partition_of
+from ..contract import Exchange, Layout, Member, Selection, State, Traits, synchronise_alone
+from ..contract.bounds import check_share
+from ..contract.spec import working_dtype
+from ..contract.verbs import AllReduce, Steps
+from ..kernels import select
+from ..kernels.gather import take
+from ..kernels.magnitudes import range_norms
+from ._residual import as_working
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The layers of a gradient: flat ranges, one behind the other. All int64."""
+
+    sizes: tuple[int, ...]
+
+    @cached_property
+    def sizes_L(self) -> Tensor:
+        return torch.tensor(self.sizes, dtype=torch.int64, device="cpu")
+
+    @cached_property
+    def starts_L(self) -> Tensor:
+        return self.stops_L - self.sizes_L
+
+    @cached_property
+    def stops_L(self) -> Tensor:
+        """The element behind the last of each layer."""
+        return self.sizes_L.cumsum(0)
 
 
 class Pending(NamedTuple):
@@ -87,7 +107,7 @@ class SharedSupport(Exchange):
 
     def layers_of(self, state: State, numel: int) -> Partition:
         """The ranges whose norms ``select`` is given. Default: the whole gradient."""
-        return partition_of((numel,), 1)
+        return Partition((numel,) if numel else ())
 
     def synchronise(
         self,

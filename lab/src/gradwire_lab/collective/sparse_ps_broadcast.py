@@ -24,11 +24,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Member
-from ..contract.collective import Dimensions
-from ..contract.verbs import Broadcast
-from .steps.ordered_sums import split
-from .steps.push_pull import Delivery, Pull, PushPull
+from gradwire.collective.steps.ordered_sums import split
+from gradwire.collective.steps.push_pull import Delivery, PushPull
+from gradwire.contract import Member
+from gradwire.contract.collective import Dimensions
+from gradwire.contract.travel import bytes_sent
+from gradwire.contract.verbs import Broadcast
+
+
+def broadcast_bytes(sizes: Sequence[int], rank: int) -> int:
+    """Bytes that a rank sends where each broadcasts a sum of so many bytes.
+
+    >>> [broadcast_bytes([0, 10, 0, 0], rank) for rank in range(4)]
+    [0, 20, 10, 0]
+    """
+    world = len(sizes)
+    each = enumerate(sizes)
+    return sum(bytes_sent("broadcast", size, world, (rank - root) % world) for root, size in each)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +50,6 @@ class sparse_ps_broadcast(PushPull):
     dimensions: ClassVar[Dimensions] = Dimensions(
         "point-to-point", "incremental", "parallelism", "imbalanced"
     )
-
-    def pulls(self, sizes: Sequence[int]) -> tuple[Pull, ...]:
-        return tuple(Pull("broadcast", size, root) for root, size in enumerate(sizes))
 
     def delivery(self, me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
         whole = me.scratch("arrived", sum(sizes), like, torch.uint8, varies=True)

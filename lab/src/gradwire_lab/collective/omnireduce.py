@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from ..contract import Compressor, Member
-from ..contract.bounds import check_whole
-from ..contract.collective import Dimensions
-from ..kernels.sparse.entries import MOST_WIDTH, Entries, num_units
-from ..kernels.sparse.formats.blocks import blocks
-from .steps.push_pull import PushPull
+from gradwire.collective.steps.push_pull import PushPull
+from gradwire.contract import Compressor, Member
+from gradwire.contract.bounds import check_whole
+from gradwire.contract.collective import Dimensions
+from gradwire.kernels.sparse.entries import MOST_WIDTH, Entries, num_units
+
+from ..formats.blocks import blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,24 +40,19 @@ class omnireduce(PushPull):
         check_whole("omnireduce block", self.block, "OmniReduce takes 256", most=MOST_WIDTH)
 
     def width(self, codec: Compressor) -> int:
-        return self._units_a_block(codec.width) * codec.width
+        return self.units_a_block(codec.width) * codec.width
 
-    def _units_a_block(self, width: int) -> int:
+    def units_a_block(self, width: int) -> int:
+        """How many of a codec's units, of ``width`` elements, a block holds."""
         return max(1, self.block // width)
 
     def units(self, me: Member, entries: Entries, numel: int) -> Entries:
-        form, width = blocks(block=self._units_a_block(entries.width)), entries.width
+        form, width = blocks(block=self.units_a_block(entries.width)), entries.width
         total = num_units(numel, width)
         layout = form.layout(form.count(entries, total), total, width, entries.values.dtype)
         room = me.passing("blocks", layout.size_bytes, entries.values, torch.uint8)
         payload = form.encode(entries, total, room)
         return Entries(payload["indices"], payload["values"], form.block * width)
-
-    def unit_indices(self, codec: Compressor, indices_K: Tensor) -> Tensor:
-        block_K = indices_K // self._units_a_block(codec.width)
-        is_first_K = torch.ones_like(block_K, dtype=torch.bool)
-        is_first_K[1:] = block_K[1:] != block_K[:-1]
-        return block_K[is_first_K]
 
     def arrived(self, merged: Entries) -> int:
         return int(torch.count_nonzero(merged.values))

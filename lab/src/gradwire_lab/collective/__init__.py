@@ -1,0 +1,1 @@
+"""Schemes for sparse payloads that ZEN's paper compares with; gradwire finds each by its file."""

@@ -1,0 +1,1 @@
+"""Layouts of sparse vectors beside gradwire's own, one in each file."""

@@ -1,0 +1,566 @@
+"""deft: the largest elements of each layer, as many as its norm asks for, each layer by one rank.
+
+Source: Yoon and Oh, ICPP 2023, "DEFT: exploiting gradient norm difference between model layers for
+    scalable gradient sparsification", algorithms 1 (``_support``) to 5.
+Differences from the paper (what one algorithm does otherwise stands above it):
+    - The layers are those of one message: n_g is its number of elements, and norms are compared
+      within it. Fused into one message, a model is treated as in the paper.
+    - Tensors are cut on beyond algorithm 2, where ranks could not be given equal work otherwise,
+      and layers are weighed by what our selection costs. See ``packable``, ``work``.
+    - A layer of which all is sent (k is its size, as of one element) is common to all ranks: no
+      rank selects in it and none of its indices travels. As k comes from each rank's own norms,
+      ranks might differ in which these are: the delegate alone says so, with the allocation.
+    - The delegate sends each layer's owner and not lists of layers. An index travels relative to
+      the part of the rank that selected it, in the fewest whole bytes (int64 in published code).
+    - Among one rank nothing is selected.
+Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
+    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
+Density: a layer's k is that of its owner's norms. The sum of any one rank's k is exactly
+    max(round(density * N), L), but for layers of zeros, so the floor is L / N; what arrives differs
+    from that as norms do between ranks. With gradients that are half alike, layers 100-fold apart
+    and error feedback: by up to 4 % at density 0.02 and 6 % at 0.1, among 2 to 16 ranks. At worst,
+    if the gradient of every rank were nothing but the layers that it owns, W times as much.
+Wire: a broadcast of L numbers of 1 byte (2 from 256 ranks on) by the delegate; 4 bytes to
+    each other rank, how many indices follow; the indices, (W-1) * b * (the most that a rank
+    selected), b the fewest whole bytes (1 to 4) for the largest part; an all-reduce of the K values
+    of the union and one that tells whether all is finite, in the working dtype ->
+    2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64).
+State: the partition, which follows from the spec; step, int64, the same on all ranks: rank step mod
+    W is the delegate.
+Contributed: this rank's values at the union of what all ranks selected.
+
+Norms are of all layers, as each is weighed against all others: that pass does not get shorter with
+more ranks. But it is the pass that adds gradient and residual up, which is needed anyway.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate, chain, repeat
+from math import prod
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..contract import Member, Traits
+from ..contract.spec import TensorSpec
+from ..contract.verbs import AllGather, Broadcast, Steps
+from ..errors import RanksDiffer, invalid
+from ..kernels import select
+from ..kernels.gather import lay_runs
+from ._coo import check_addressable
+from ._narrow import narrow, widen, width_of
+from ._support import Partition, Pending, SelectedSupport, SharedSupport
+
+# ---- bin packing: algorithm 4 -------------------------------------------------------------------
+#
+# The rank that selects in each layer, and each rank's cost: DEFT's bin packing, algorithm 4.
+#
+# Source: Yoon and Oh, ICPP 2023, section 4.3, equations 3 to 5.
+# Differences from the paper:
+#     - A layer's cost is what selection costs here and not size * log k (equation 3): our top-k
+#       reads a layer once, whatever k is. See ``work``. By equation 3 a rank might get few elements
+#       that many are chosen of, and read too little, and a layer with k = 1 would cost nothing.
+#     - Layers of which all is sent need no selection: they are common to all ranks, cost nothing
+#       and belong to nobody.
+#
+# What holds of the loads. The heaviest of this greedy rule is at most the mean + (1 - 1/n) * the
+# largest cost (Graham, 1969). The paper says C(n) <= C_trivial(n) = n_g / n *
+# log(k / n) and so a speedup of more than n (equations 7 to 9), without a proof, and it is not so
+# of its costs either: of three equal layers one of two ranks takes two, C(2) = 2/3 n_g log(k / 3).
+# What is so of them: their mean over ranks is at most n_g / n * log2((sum of k, a 1 counted as 2) *
+# largest layer / n_g), about C_trivial(n), as log is concave and no layer is larger than n_g / n.
+
+
+PER_LAYER = 2_000
+"""A layer's cost in ``work`` whatever its size: 0.8 us, where reading an element takes 0.41 ns.
+
+Measured with ``kernels.select.topk_ranges`` on one thread of a core with AVX-512, layers of 1 to
+4 M elements of which 0.001 to 0.3 are chosen, not in the cache: the sum of ``work``'s
+three terms is within a factor of two of what any of them took, and within a tenth from 100,000
+elements on."""
+_READ_TWICE = 16_384
+"""Elements of a layer that are read twice: to find the k-th one and to list those that reach it. A
+longer layer is read once, but a sample of it costs as much as these."""
+_PER_CHOSEN = 8
+"""The cost of ranking and listing an element that may be chosen, in elements read."""
+
+
+def work(sizes_L: Tensor, k_L: Tensor) -> list[int]:
+    """The cost of selecting k of each layer, in elements read; 0 for layers that are sent whole."""
+    read_L = sizes_L + sizes_L.clamp(max=_READ_TWICE)
+    found: list[int] = (PER_LAYER + read_L + _PER_CHOSEN * k_L).where(k_L < sizes_L, 0).tolist()
+    return found
+
+
+def pack(costs: Sequence[float], num_bins: int) -> list[int]:
+    """The bin of each item: in descending order of cost, each into the lightest bin of its time.
+
+    Of equals the first comes first.
+
+    >>> pack([1.0, 5.0, 3.0, 3.0], num_bins=2)
+    [0, 0, 1, 1]
+    """
+    bins = [(0.0, number) for number in range(num_bins)]
+    found = [0] * len(costs)
+    for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
+        load, lightest = bins[0]
+        found[item] = lightest
+        heapq.heapreplace(bins, (load + costs[item], lightest))
+    return found
+
+
+def loads(costs: Sequence[float], bins: Sequence[int], num_bins: int) -> list[float]:
+    """Equation 4: the sum of costs in each bin; the largest is C(n)."""
+    found = [0.0] * num_bins
+    for cost, number in zip(costs, bins, strict=True):
+        found[number] += cost
+    return found
+
+
+# ---- layers: algorithm 2 ------------------------------------------------------------------------
+#
+# Partitioning of a gradient into layers: DEFT, algorithm 2, and the cut that is used here.
+#
+# Source: Yoon and Oh, ICPP 2023, section 4.1.
+# Differences from the paper:
+#     - Algorithm 2 (``two_stage``) leaves tensors of up to n_g / n elements whole, and layers as
+#       coarse cannot be shared out evenly: of an LSTM's language model one of 16 ranks selects from
+#       a sixth more than the mean of 8 ranks, so that its selection does not get 8 times as fast.
+#       ``packable`` cuts on where the packing would leave a rank with more than its share.
+#     - Where each of n layers costs more than it evens out, a tensor is cut into fewer: ResNet-50's
+#       161 tensors become 236 layers on 16 ranks by algorithm 2, and 166 here.
+#       Of both models (density 1 % and 0.1 %, elements that are alike) the busiest of n ranks then
+#       has at most 1.05 / n of the work of one that selects alone, among up to 16 ranks; 1.12 / n
+#       up to 64; and 1.5 / n up to 256, where layers get so small that what each costs whatever its
+#       size is much of it.
+#     - A fraction of no element is no layer, as where a tensor has fewer elements than there are
+#       ranks.
+
+
+_ENOUGH = 1.01
+"""A cut is fine enough if the busiest rank has at most so many times an equal share."""
+_PATIENCE = 8
+"""The search ends when so many cuts in turn have made nothing better."""
+_MOST_TRIED = 8
+"""Tensors of the busiest rank that are tried, the largest: smaller ones change little."""
+
+
+def two_stage(tensor_sizes: Sequence[int], world: int) -> tuple[int, ...]:
+    """Algorithm 2: sizes of the layers of tensors of these sizes, in order, without a gap.
+
+    A tensor of more than n_g / n elements becomes n layers of equal size, any other is a layer. So
+    none has more than ceil(n_g / n).
+
+    >>> two_stage([2, 11, 3, 4], world=4)
+    (2, 3, 3, 3, 2, 3, 4)
+    """
+    return _cut(tensor_sizes, _by_algorithm_2(tensor_sizes, world))
+
+
+def packable(tensor_sizes: Sequence[int], world: int) -> tuple[int, ...]:
+    """Sizes of the layers of tensors of these sizes, in order, without a gap.
+
+    Those of algorithm 2, where ranks can be given equal work by them. Otherwise it begins with as
+    few layers as none is larger than n_g / n. While the busiest rank has more than its share to do,
+    one of the tensors that it selects in is cut into one layer more, the one by which the busiest
+    then has least. The best cut met is taken.
+
+    >>> packable([600_000, 600_000, 600_000], world=2)
+    (600000, 600000, 300000, 300000)
+    """
+    share = sum(_costs(tensor_sizes)) / world
+    papers = _packed(tensor_sizes, _by_algorithm_2(tensor_sizes, world), world)
+    if papers.most <= _ENOUGH * share:
+        return two_stage(tensor_sizes, world)
+    found = best = _packed(tensor_sizes, _fewest(tensor_sizes, world), world)
+    in_vain = 0
+    while best.most > _ENOUGH * share and in_vain < _PATIENCE:
+        largest = sorted(found.busiest, key=lambda tensor: -tensor_sizes[tensor])
+        finer = [
+            _packed(tensor_sizes, _one_more(found.counts, tensor), world)
+            for tensor in largest[:_MOST_TRIED]
+            if tensor_sizes[tensor] > PER_LAYER * found.counts[tensor]
+        ]
+        if not finer:
+            break
+        found = min(finer)
+        in_vain = 0 if found < best else in_vain + 1
+        best = min(best, found)
+    return _cut(tensor_sizes, min(best, papers).counts)
+
+
+def _by_algorithm_2(tensor_sizes: Sequence[int], world: int) -> list[int]:
+    """Layers of each tensor."""
+    numel = sum(tensor_sizes)
+    return [min(size, world if size * world > numel else 1) for size in tensor_sizes]
+
+
+def _fewest(tensor_sizes: Sequence[int], world: int) -> list[int]:
+    """Layers of each tensor, if none may have more than ceil(n_g / n) elements."""
+    numel = max(sum(tensor_sizes), 1)
+    return [min(size, -(-size * world // numel)) for size in tensor_sizes]
+
+
+class _Packed(NamedTuple):
+    """How tensors, cut into layers, fill the ranks. That is less which leaves the busiest less."""
+
+    most: float
+    squares: float
+    """Sum of the squares of loads: less where ranks are more alike."""
+    counts: list[int]
+    """Layers of each tensor."""
+    busiest: list[int]
+    """The tensors that the busiest rank selects in."""
+
+
+def _packed(tensor_sizes: Sequence[int], counts: list[int], world: int) -> _Packed:
+    costs = _costs(_cut(tensor_sizes, counts))
+    ranks = pack(costs, world)
+    by_rank = loads(costs, ranks, world)
+    most = max(by_rank)
+    tensor_of = chain.from_iterable(repeat(i, n) for i, n in enumerate(counts))
+    busiest = {i for i, rank in zip(tensor_of, ranks, strict=True) if by_rank[rank] == most}
+    return _Packed(most, sum(load * load for load in by_rank), counts, sorted(busiest))
+
+
+def _one_more(counts: list[int], tensor: int) -> list[int]:
+    return [count + (i == tensor) for i, count in enumerate(counts)]
+
+
+def _costs(layer_sizes: Sequence[int]) -> list[int]:
+    """Each layer's cost with one element chosen: the cut may not depend on the gradient."""
+    sizes_L = torch.tensor(layer_sizes, dtype=torch.int64, device="cpu")
+    return work(sizes_L, torch.ones_like(sizes_L))
+
+
+def _cut(tensor_sizes: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+    """Sizes of ``counts`` even layers of each tensor; the first are longer by one if need be."""
+    layers: list[int] = []
+    for size, count in zip(tensor_sizes, counts, strict=True):
+        quotient, remainder = divmod(size, max(count, 1))
+        layers += [quotient + 1] * remainder + [quotient] * (count - remainder)
+    return tuple(filter(None, layers))
+
+
+@lru_cache(maxsize=4096)
+def partition_of(tensor_sizes: tuple[int, ...], world: int) -> Partition:
+    """The layers of a gradient among so many ranks."""
+    return Partition(packable(tensor_sizes, world))
+
+
+# ---- elements of each layer: algorithm 3 --------------------------------------------------------
+#
+# How many elements each layer is to send, by its share of the norms: DEFT, algorithm 3.
+#
+# Source: Yoon and Oh, ICPP 2023, section 4.2.
+# Differences from the paper: its loop, in descending order of norm, hands each layer its share of
+#     what is left, at least 1 and at most the layer, and so
+#     - overspends by what layers below 1 get, with nothing left: up to L - 1 elements;
+#     - loses what a small layer cannot take, where all layers behind it are small too.
+#     Here all shares are found at once: k_i = min(size_i, max(1, level * norm_i)) with the one
+#     level at which they add up to the budget. Where no bound applies that is what the loop gives.
+#     The k are whole numbers: each share is rounded up or down such that all running sums are
+#     rounded to the nearest, so every k_i is within 1 of its share, and their sum is exact.
+#     A norm that is not finite counts as the largest that is.
+#
+# So sum(k) = max(budget, L), or less only where every layer with a norm above 0 is sent whole. The
+# density therefore has the floor L / n_g, and a gradient of zeros sends one element a layer.
+
+
+_LEAST = 1e-200
+"""The least share of the largest norm; less counts as 0, as its level would not be finite."""
+
+
+def layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
+    """k of each layer (int64, 1 to its size) from norms (float64) and sizes (int64, at least 1).
+
+    >>> sizes_L = torch.tensor([100, 100, 2, 50])
+    >>> layer_k(torch.tensor([6.0, 2.0, 8.0, 0.0]).double(), sizes_L, budget=23).tolist()
+    [15, 5, 2, 1]
+    """
+    if not sizes_L.numel():
+        return torch.zeros_like(sizes_L)
+    return rounded(shares(_tamed(norms_L), sizes_L, max(budget, sizes_L.numel())))
+
+
+def shares(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
+    """min(size, max(1, level * norm)), float64, at the level at which they add up to ``budget``.
+
+    Norms are finite, and ``budget`` is at least L. What cannot be spent is not.
+    """
+    floating_L = sizes_L.double()
+
+    def at(level: float) -> Tensor:
+        return (norms_L * level).clamp(min=1.0).minimum(floating_L)
+
+    def spent(level: float) -> float:
+        return float(at(level).sum())
+
+    # Between two neighbouring levels at which some share stops at a bound, all is linear.
+    is_positive_L = norms_L > _LEAST
+    norms_P = norms_L[is_positive_L]
+    bends = torch.cat([1 / norms_P, floating_L[is_positive_L] / norms_P]).sort().values.tolist()
+    above = bisect_right(bends, float(budget), key=spent)
+    if above == len(bends):
+        return at(bends[-1] if bends else 0.0)
+    low, high = bends[max(above - 1, 0)], bends[above]
+    least, most = spent(low), spent(high)
+    return at(low + (high - low) * (budget - least) / (most - least))
+
+
+def rounded(shares_L: Tensor) -> Tensor:
+    """Whole numbers (int64) next to ``shares_L``, whose running sums are theirs, rounded."""
+    whole_L = shares_L.floor()
+    # Only fractions are summed: a share that is whole keeps its value whatever the rounding.
+    sums_L = (shares_L - whole_L).cumsum(0).round()
+    return (whole_L + sums_L.diff(prepend=sums_L.new_zeros(1))).long()
+
+
+def _tamed(norms_L: Tensor) -> Tensor:
+    """Norms as shares of the largest that is finite; others count as that."""
+    is_finite_L = norms_L.isfinite()
+    largest = float(norms_L.where(is_finite_L, 0.0).max())
+    if not largest:
+        return (~is_finite_L).double()
+    return (norms_L / largest).where(is_finite_L, 1.0)
+
+
+# ---- the allocation -----------------------------------------------------------------------------
+#
+# Who selects in which layer, as all ranks know it; the way of an index there and back.
+#
+# The layers that a rank owns, one behind the other in the order in which they lie in the gradient,
+# are its part. A *place* counts the elements of all parts, rank 0's first: what a rank selects is a
+# range of places of its own, so an index relative to the part takes fewer bytes than one relative
+# to the gradient. Layers that are common to all ranks are in no part.
+#
+# Legend: L layers in the order of the gradient, P those of parts in the order of places, K indices.
+
+
+def owners(partition: Partition, k_L: Tensor, world: int, delegate: int) -> Tensor:
+    """Algorithm 4: the rank that selects in each layer, int32; ``world`` where all ranks send all.
+
+    Those are layers whose k is their size, as of one element. Rank r gets bin (delegate + r) mod W:
+    the first bin has the largest layer, and is another rank's in each step.
+    """
+    bins = pack(work(partition.sizes_L, k_L), world)
+    owners_L = (torch.tensor(bins, dtype=torch.int32, device="cpu") - delegate) % world
+    return owners_L.where(k_L < partition.sizes_L, world).int()
+
+
+class Allocation:
+    """Each rank's layers and elements, as the layers' owners say; the same on every rank."""
+
+    def __init__(self, partition: Partition, owners_L: Tensor, world: int) -> None:
+        self.partition = partition
+        num_layers = owners_L.bincount(minlength=world + 1).tolist()
+        if len(num_layers) > world + 1:
+            raise RanksDiffer(
+                f"the delegate gives a layer to rank {len(num_layers) - 1} of {world}; give every "
+                "rank the same model, compressor and settings"
+            )
+        *self.layers, self._common = torch.split(owners_L.argsort(stable=True), num_layers)
+        """The layers that each rank selects in (int64), ascending."""
+        self._owned_P = torch.cat(self.layers)
+        sizes_P = partition.sizes_L[self._owned_P]
+        self._ends_P = sizes_P.cumsum(0)
+        self._shifts_P = partition.starts_L[self._owned_P] - self._ends_P + sizes_P
+        self.part_sizes = [int(partition.sizes_L[layers].sum()) for layers in self.layers]
+        """Elements of each rank's part."""
+        self.first_places = [0, *accumulate(self.part_sizes)][:-1]
+        """The place of each part's first element."""
+        self.num_common = int(partition.sizes_L[self._common].sum())
+        """Elements that all ranks send."""
+
+    def firsts_of(self, rank: int) -> Tensor:
+        """The place in a rank's part at which each of its layers begins (int64)."""
+        sizes_P = self.partition.sizes_L[self.layers[rank]]
+        return sizes_P.cumsum(0) - sizes_P
+
+    def union(self, me: Member, places_K: Tensor) -> Tensor:
+        """The support (int32, ascending): what lies at these places (int32, ascending), and all
+        that is common.
+
+        Raises ``RanksDiffer`` for places that this allocation cannot have.
+        """
+        before_P = torch.searchsorted(places_K, self._ends_P.int())
+        counts_P = before_P.diff(prepend=before_P.new_zeros(1))
+        if int(counts_P.sum()) != places_K.numel() or bool((counts_P < 0).any()):
+            raise RanksDiffer(
+                "ranks selected elements outside of their parts; give every rank the same model, "
+                "compressor and settings"
+            )
+        counts_L = self.partition.sizes_L.clone()
+        counts_L[self._owned_P] = counts_P
+        tos_L = counts_L.cumsum(0) - counts_L
+        total = places_K.numel() + self.num_common
+        support_K = me.scratch("support", total, places_K, torch.int32, varies=True)
+        lay_runs(places_K, counts_P, tos_L[self._owned_P], self._shifts_P, support_K)
+        common, starts_L = self._common, self.partition.starts_L
+        lay_runs(None, counts_L[common], tos_L[common], starts_L[common], support_K)
+        return support_K
+
+
+# ---- selection: algorithm 5 ---------------------------------------------------------------------
+#
+# The largest elements of each of some layers: DEFT, algorithm 5.
+#
+# Source: Yoon and Oh, ICPP 2023, section 4.4.
+# Differences from the paper: exact, with ties to the lowest index, and listed by ascending index.
+
+
+def select_layers(
+    me: Member,
+    whole_N: Tensor,
+    partition: Partition,
+    layers_P: Tensor,
+    ks_P: Tensor,
+    firsts_P: Tensor | None = None,
+) -> Tensor:
+    """Indices (int32) of the ``ks_P`` largest by magnitude of each of the layers ``layers_P``.
+
+    All int64, layers in ascending order: so are the indices. A layer's first element counts as
+    ``firsts_P``, None: as where it lies in the gradient. They lie in a buffer of the member.
+    """
+    count = int(ks_P.sum())
+    indices_K = me.scratch("own indices", count, whole_N, torch.int32, varies=True)
+    values_K = me.scratch("own values", count, whole_N, whole_N.dtype, varies=True)
+    starts_P, stops_P = partition.starts_L[layers_P], partition.stops_L[layers_P]
+    select.topk_ranges(whole_N, starts_P, stops_P, ks_P, indices_K, values_K, firsts_P)
+    return indices_K
+
+
+# ---- the exchange --------------------------------------------------------------------------------
+
+
+class DeftState(NamedTuple):
+    """The layers, and the number of steps that were made (int64)."""
+
+    partition: Partition
+    step: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class deft(SharedSupport):
+    """Averages about a ``density`` share of elements: of each layer those that are largest there.
+
+    ``layers`` are the sizes of the tensors that lie in a message; None: those of the model. Each
+    rank selects in layers of its own, so what ranks select never overlaps. That is about 1/W of the
+    work among up to 64 ranks, and less evenly shared among more; norms are taken of all layers.
+
+    >>> from gradwire.exchange.by_name import run_local
+    >>> spec = TensorSpec("two layers", 6, shapes=((4,), (2,)))
+    >>> grads = [torch.tensor([4.0, 2.0, 1.0, -3.0, 0.0, 1.0])] * 2
+    >>> exchange = deft(density=0.5)
+    >>> run_local(exchange, grads, [exchange.init(spec, 2)] * 2)[0][0]
+    tensor([ 4.,  0.,  0., -3.,  0.,  1.])
+    """
+
+    layers: Sequence[int] | None = None
+    traits: ClassVar[Traits] = replace(SharedSupport.traits, whole_tensors=True, exact_size=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers is None:
+            return
+        given = self.layers if isinstance(self.layers, Sequence) else (None,)
+        if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in given):
+            accepted = "numbers of elements, one a layer"
+            raise invalid("deft layers", self.layers, accepted, "leave them out")
+        object.__setattr__(self, "layers", tuple(given))
+
+    def init(self, spec: TensorSpec, world: int) -> DeftState:
+        check_addressable("deft", spec)
+        first = torch.zeros(1, dtype=torch.int64, device="cpu")
+        return DeftState(self.partition(spec, world), first)
+
+    def partition(self, spec: TensorSpec, world: int) -> Partition:
+        """The layers of a message: its tensors, cut so that W ranks can share them out evenly."""
+        sizes = self.layers
+        if sizes is None:
+            sizes = [prod(shape) for shape in spec.tensor_shapes]
+        if sum(sizes) != spec.numel:
+            accepted = f"sizes of {spec.numel} elements in all, as {spec.name!r} has"
+            raise invalid("deft layers", sizes, accepted, "leave them out")
+        return partition_of(tuple(sizes), world)
+
+    def layers_of(self, state: DeftState, numel: int) -> Partition:
+        return state.partition
+
+    def select(self, me: Member, state: DeftState, pending: Pending) -> Steps[SelectedSupport]:
+        partition, whole_N = state.partition, pending.whole_N
+        delegate, width = int(state.step) % me.world, width_of(me.world + 1)
+        num_layers = len(partition.sizes)
+        told = me.scratch("owners", num_layers * width, whole_N, torch.uint8)
+
+        def begin() -> Tensor:
+            k_L = layer_k(pending.norms_L, partition.sizes_L, self.kept(whole_N.numel()))
+            if me.rank == delegate:
+                narrow(owners(partition, k_L, me.world, delegate), width, told)
+            return k_L
+
+        def accept() -> Allocation:
+            owners_L = me.scratch("owner", num_layers, whole_N, torch.int32)
+            return Allocation(partition, widen(told, width, owners_L), me.world)
+
+        def even() -> Tensor:
+            """Each layer's k where all are of one density: what predictions go on with."""
+            sizes_L = partition.sizes_L
+            return layer_k(sizes_L.double(), sizes_L, self.kept(whole_N.numel()))
+
+        def usual() -> Allocation:
+            return Allocation(partition, owners(partition, k_L, me.world, delegate), me.world)
+
+        k_L = yield me.sized("encode", begin, num_layers, even)
+        yield Broadcast(delegate, told)
+        allocation = yield me.sized("encode", accept, num_layers, usual)
+        support_K, num_own = yield from _united(me, allocation, k_L, whole_N)
+        return SelectedSupport(support_K, num_own, DeftState(partition, state.step + 1))
+
+
+def _united(
+    me: Member, allocation: Allocation, k_L: Tensor, whole_N: Tensor
+) -> Steps[tuple[Tensor, int]]:
+    """Selects in the own layers and gathers what all selected.
+
+    Returns the support, and how much of it this rank selected, with all that is common.
+    """
+    width = width_of(max(allocation.part_sizes))
+    counts = [int(k_L[layers].sum()) for layers in allocation.layers]
+    own_1 = me.scratch("own size", 1, whole_N, torch.int32).fill_(counts[me.rank])
+    told_W = me.scratch("told sizes", me.world, whole_N, torch.int32)
+    yield AllGather(told_W, own_1)
+    told = me.sizes(told_W, allocation.part_sizes, unit="indices", usual=counts)
+    sizes = [width * count for count in told]
+    own = me.scratch("own", max(sizes), whole_N, torch.uint8, varies=True)
+    gathered = me.scratch("gathered", me.world * max(sizes), whole_N, torch.uint8, varies=True)
+    places_K = me.scratch("places", sum(sizes) // width, whole_N, torch.int32, varies=True)
+
+    def choose() -> None:
+        layers_P, firsts_P = allocation.layers[me.rank], allocation.firsts_of(me.rank)
+        partition, ks_P = allocation.partition, k_L[layers_P]
+        indices_K = select_layers(me, whole_N, partition, layers_P, ks_P, firsts_P)
+        narrow(indices_K, width, own[: sizes[me.rank]])
+
+    def unite() -> Tensor:
+        ranges = torch.split(places_K, [size // width for size in sizes])
+        for rank, part_K in enumerate(ranges):
+            start = rank * max(sizes)
+            widen(gathered[start : start + sizes[rank]], width, part_K)
+            part_K += allocation.first_places[rank]
+        return allocation.union(me, places_K)
+
+    yield me.sized("encode", choose, whole_N.numel() // me.world)
+    yield AllGather(gathered, own)
+    total = places_K.numel() + allocation.num_common
+    support_K = yield me.sized("merge", unite, total, lambda: whole_N.new_empty(total))
+    return support_K, counts[me.rank] + allocation.num_common
+
+
+EXAMPLES = (deft(), deft(density=0.3))
