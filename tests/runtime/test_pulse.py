@@ -82,7 +82,7 @@ def test_who_is_behind_is_late_unless_it_waits_for_the_network(
         one.waits = lambda rank=one.rank: rank in waiting  # type: ignore[misc]
     told = [(place, rank in waiting) for rank, place in enumerate(places)]
     end_s = time.monotonic() + 20  # each look is at what was read anew
-    while [sign[1:] for sign in ranks[0].signs()] != told:
+    while [sign[1:3] for sign in ranks[0].signs()] != told:
         assert time.monotonic() < end_s
     assert ranks[0].last_ranks() == late
 

@@ -25,10 +25,7 @@ class Scripted(Pulse):
     def _run(self) -> None:
         for pause_s, beats in self.script:
             time.sleep(pause_s)
-            with self._news:
-                self._signs = [Sign(beat, Place(0, 0, 0)) for beat in beats]
-                self._num_reads += 1
-                self._news.notify_all()
+            self._note([Sign(beat, Place(0, 0, 0)) for beat in beats])
 
 
 def read(monkeypatch: pytest.MonkeyPatch, *script: Any) -> tuple[tuple[int, ...], bool]:

@@ -113,11 +113,15 @@ class Place(NamedTuple):
 
 
 class Sign(NamedTuple):
-    """A rank's sign of life: its count, its progress, and whether it waits for messages."""
+    """A rank's sign of life: its count, its progress, and whether it waits for messages.
+
+    ``still_s`` are the seconds for which its count has stood still, as `Stillness` counts them.
+    """
 
     beat: int
     place: Place
     waits: bool = False
+    still_s: float = 0.0
 
 
 class Stillness:
@@ -173,6 +177,7 @@ class Pulse:
         self._first: Alarm | None = None
         self._old: list[str] = []
         self._signs: list[Sign] = []
+        self._beats = [Stillness() for _ in range(world)]
         self._num_reads = 0
         self.roll_call = RollCall(rank, world, self._heard, self._own)
         self._thread = threading.Thread(target=self._run, name="gradwire pulse", daemon=True)
@@ -232,17 +237,13 @@ class Pulse:
     def silent_ranks(self) -> tuple[int, ...]:
         """Ranks whose number stood still for ``PATIENCE_S``; rank 0 if the store is silent."""
         silent = set(range(self._world)) - {self.rank}
-        before: list[Sign] = []
-        answered, answered_s = Stillness(), 0.0
         with self._news:
             self._watching += 1
             self._wake.set()
-            self._is_silent = self._lost
-            while silent and answered_s < PATIENCE_S and not self._is_silent:
+            self._is_silent = not self._is_read_anew()
+            while not self._is_silent and any(self._signs[r].still_s < PATIENCE_S for r in silent):
                 self._is_silent = not self._is_read_anew()
-                if not self._is_silent:
-                    answered_s, before = answered.read(0), before or self._signs
-                    silent = {r for r in silent if self._signs[r].beat == before[r].beat}
+                silent = {rank for rank in silent if self._signs[rank].still_s}
             self._watching -= 1
             return (0,) if self._is_silent else tuple(sorted(silent))
 
@@ -343,10 +344,15 @@ class Pulse:
         while self._old:
             sweep(PrefixStore(self._old.pop(), self._store))
         if self._watching:
-            signs = [self._read(rank) for rank in range(self._world)]
-            with self._news:
-                self._signs, self._num_reads = signs, self._num_reads + 1
-                self._news.notify_all()
+            self._note([self._read(rank) for rank in range(self._world)])
+
+    def _note(self, signs: Sequence[Sign]) -> None:
+        """Gives signs that were just read to those that wait for them."""
+        pairs = zip(self._beats, signs, strict=True)
+        signs = [sign._replace(still_s=beat.read(sign.beat)) for beat, sign in pairs]
+        with self._news:
+            self._signs, self._num_reads = signs, self._num_reads + 1
+            self._news.notify_all()
 
     def _read(self, rank: int) -> Sign:
         key = f"pulse/{rank}"
