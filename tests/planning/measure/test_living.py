@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gradwire.planning.measure import living
+from gradwire.planning.measure import layers, living
 from gradwire.planning.measure.living import LayerWatch
 
 
@@ -56,7 +56,8 @@ class Layer(nn.Module):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(living, "clock", found)
+    for module in layers, living:
+        monkeypatch.setattr(module, "clock", found)
     return found
 
 

@@ -40,9 +40,9 @@ from gradwire.planning.data.sparsity import (
     TensorSparsity,
 )
 from gradwire.planning.measure.layers import TrainingStep, looked_into, no_progress, untouched
-from gradwire.planning.measure.links import rank_0s, run_verb
+from gradwire.planning.measure.links import rank_0s
 from gradwire.runtime.failure.membership import join
-from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.step.engine import Engine, news
 
 from .index_sets import unit_sparsity
 
@@ -252,7 +252,7 @@ class _Ranks:
         if self._engine is None or self.world == 1:
             return own_K[None]
         all_WK = torch.zeros(self.world * own_K.numel(), dtype=own_K.dtype)
-        run_verb(self._engine, AllGather(all_WK, own_K))
+        news(self._engine, AllGather(all_WK, own_K))
         return all_WK.view(self.world, -1)
 
     def totals(self, own: Sequence[int]) -> list[int]:

@@ -5,7 +5,7 @@ Source: US-Byte, section 5.1: hooks at every tensor, a device synchronisation at
     between two synchronisations, averaged over 50 measurements.
 Differences from the paper: the median and not the mean, as other work on the machine only ever adds
     time. Forward times come from the same steps, not from a copy of the model's code. Every moment
-    of a step is charged to some layer (``LayerTimer`` says to which), and layers' medians are
+    of a step is charged to some layer (``Marks`` says to which), and layers' medians are
     scaled to the median of steps without hooks that ran in turn with those with hooks: they add
     up to what the step really takes, and the hooks' own time is not in them."""
 
@@ -16,7 +16,8 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from time import perf_counter as clock
@@ -28,12 +29,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import InvalidSetting, invalid
+from ...runtime.step.hooked import Hooked
 from ...runtime.step.messages import as_reals
 from ..data.profile import GradientDType, Layer, Measurement, Profile, ProfiledTensor
 
-# ---- LayerTimer --------------------------------------------------------------------------------
-#
-# Charges every moment of a step to one layer's forward or backward.
+# ---- Marks --------------------------------------------------------------------------------------
 #
 # A mark ends a stretch of time. In the forward pass a layer's marks are where it is entered, so
 # what runs between two layers (activations, residual sums, the loss) is charged to the earlier
@@ -41,117 +41,127 @@ from ..data.profile import GradientDType, Layer, Measurement, Profile, ProfiledT
 # of it is ready, so what runs between two layers is charged to the later one, which waits for it.
 # Both ways nothing is lost and nothing counts twice.
 
+BEGUN, ENTERED, LEFT, READY, ENDED = "begun", "entered", "left", "ready", "ended"
+"""A step, a module's forward, the end of a forward pass, a gradient, the end of a backward pass."""
 
-class LayerTimer:
-    """Seconds of one step at a time, by layer: ``forward_s[i]`` and ``backward_s[i]``.
 
-    ``synchronise`` waits until the device has done what was asked of it; it is called at each mark.
-    ``order`` lists the parameters whose gradients became ready, in that order.
+class Moment(NamedTuple):
+    """A moment: its kind, its module or the name of its gradient, and when it was."""
+
+    kind: str
+    what: Any
+    at_s: float
+
+
+def is_in_backward() -> bool:
+    """Whether this thread carries a backward pass out; what is computed there counts there."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+class Marks:
+    """The marks of a model's steps, by hooks in ``modules`` and at the parameters ``params``.
+
+    Each waits until the device has done what was asked of it.
     """
 
-    def __init__(self, num_layers: int, synchronise: Callable[[], None]) -> None:
-        self._num_layers, self._synchronise = num_layers, synchronise
-        self._begin()
+    def __init__(
+        self, model: nn.Module, modules: Iterable[nn.Module], params: Mapping[str, Any]
+    ) -> None:
+        self._model, self._params = model, dict(params)
+        self._wait = device_waiter({param.device for param in model.parameters()})
+        self.marks: list[Moment] = []
+        self.batch_size: int | None = None
+        self._undo = ExitStack()
+        for module in modules:
+            hook = Hooked(module.register_forward_pre_hook, self._enter, with_kwargs=True)
+            self._undo.callback(hook.remove)
+        for name, param in self._params.items():
+            self._undo.callback(self._watch(name, param).remove)
 
-    def _begin(self) -> None:
-        self.forward_s = [0.0] * self._num_layers
-        self.backward_s = [0.0] * self._num_layers
-        self.order: list[str] = []
-        self.num_backwards = 0
-        self._entered = self._last_ready = 0
-        self._depth = 0  # reentrant checkpoints call backward inside of backward
-        self._synchronise()
-        self._last_s = clock()
+    def remove(self) -> None:
+        """Removes all hooks."""
+        self._undo.close()
 
-    def run(self, step: Callable[[], object]) -> None:
-        """Runs one step; its seconds then stand in ``forward_s`` and ``backward_s``."""
-        self._begin()
-        with _watched_backward(self):
+    def note(self, kind: str, what: Any = None) -> None:
+        """Marks this moment."""
+        self._wait()
+        self.marks.append(Moment(kind, what, clock()))
+
+    def run(self, step: Callable[[], object]) -> list[Moment]:
+        """The marks of one step, with those of its backward passes."""
+        self.marks = []
+        self.note(BEGUN)
+        with self._watched_backward():
             step()
-        self._charge(self.forward_s, self._entered)
+        self.note(LEFT)
+        return self.marks
 
-    @property
-    def step_s(self) -> float:
-        """Seconds of the last step: what was charged, all in all."""
-        return sum(self.forward_s) + sum(self.backward_s)
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_in_backward():
+            return
+        if module is self._model and self.batch_size is None:
+            given = (*args, *kwargs.values())
+            sizes = (len(value) for value in given if isinstance(value, Tensor) and value.dim())
+            self.batch_size = next(sizes, None)
+        self.note(ENTERED, module)
 
-    def enter(self, layer: int) -> None:
-        """A layer's forward begins; within a backward it is a recomputation, which counts there."""
-        if not self._depth:
-            self._charge(self.forward_s, self._entered)
-            self._entered = layer
+    def _watch(self, name: str, param: Any) -> Any:
+        this = weakref.ref(self)  # the garbage collector does not see what a parameter's hooks hold
 
-    def ready(self, layer: int, name: str) -> None:
-        """A gradient of a layer is ready."""
-        self._charge(self.backward_s, layer)
-        self._last_ready = layer
-        self.order.append(name)
+        def ready(param: Tensor) -> None:
+            marks = this()
+            if marks is not None:
+                marks.note(READY, name)
 
-    def backward_begins(self) -> None:
-        if not self._depth:
-            self._charge(self.forward_s, self._entered)
-            self.num_backwards += 1
-        self._depth += 1
+        hook = param.register_post_accumulate_grad_hook(ready)
+        # First: behind the exchange's hook it would keep the gradient from being lent.
+        param._post_accumulate_grad_hooks.move_to_end(hook.id, last=False)
+        return hook
 
-    def backward_ends(self) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._charge(self.backward_s, self._last_ready)
-            self._entered = 0  # what a step does afterwards, the next forward waits for
+    @contextmanager
+    def _watched_backward(self) -> Iterator[None]:
+        """Marks where backward passes begin and end.
 
-    def _charge(self, seconds: list[float], layer: int) -> None:
-        self._synchronise()
-        now_s = clock()
-        seconds[layer] += now_s - self._last_s
-        self._last_s = now_s
+        ``loss.backward()`` looks ``torch.autograd.backward`` up at each call. No hook fires before
+        the first gradient is computed, so there is no other place that knows when the loss is.
+        """
+        original = torch.autograd.backward
 
+        def backward(*args: Any, **kwargs: Any) -> None:
+            if is_in_backward():  # as reentrant checkpoints call it
+                return original(*args, **kwargs)
+            self.note(LEFT)
+            try:
+                original(*args, **kwargs)
+            finally:
+                self.note(ENDED)
 
-@contextmanager
-def hooked(
-    timer: LayerTimer, entries: Mapping[nn.Module, int], parameters: Mapping[str, Any]
-) -> Iterator[None]:
-    """Hooks that mark the entry of each module, and the gradient of each parameter by its name.
-
-    ``entries`` maps modules to layers; ``parameters`` names to (parameter, layer).
-    """
-    with ExitStack() as stack:
-        for module, layer in entries.items():
-            stack.callback(module.register_forward_pre_hook(_entering(timer, layer)).remove)
-        for name, (parameter, layer) in parameters.items():
-            hook = _getting_ready(timer, layer, name)
-            stack.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
-        yield
-
-
-def _entering(timer: LayerTimer, layer: int) -> Callable[..., None]:
-    return lambda module, inputs: timer.enter(layer)
-
-
-def _getting_ready(timer: LayerTimer, layer: int, name: str) -> Callable[..., None]:
-    return lambda parameter: timer.ready(layer, name)
-
-
-@contextmanager
-def _watched_backward(timer: LayerTimer) -> Iterator[None]:
-    """Tells the timer where backward passes begin and end.
-
-    ``loss.backward()`` looks ``torch.autograd.backward`` up at each call. No hook fires before the
-    first gradient is computed, so there is no other place that knows when the loss is.
-    """
-    original = torch.autograd.backward
-
-    def backward(*args: Any, **kwargs: Any) -> None:
-        timer.backward_begins()
+        torch.autograd.backward = backward
         try:
-            original(*args, **kwargs)
+            yield
         finally:
-            timer.backward_ends()
+            torch.autograd.backward = original
 
-    torch.autograd.backward = backward
-    try:
-        yield
-    finally:
-        torch.autograd.backward = original
+
+def charged(marks: Sequence[Moment], seen: Seen) -> tuple[list[float], list[float]]:
+    """Seconds of a step's layers, forward and backward, from its first mark on."""
+    place = {module: number for number, (_, module) in enumerate(seen.layers)}
+    forward_s, backward_s = ([0.0] * max(1, len(place)) for _ in range(2))
+    at = last = 0
+    (_, first, last_s), *others = marks
+    at = place.get(first, 0)
+    for kind, what, now_s in others:
+        if kind == ENTERED and what not in place:
+            continue
+        if kind in (ENTERED, LEFT):
+            forward_s[at] += now_s - last_s
+            at = place.get(what, at)
+        else:
+            last = seen.parameters[what][1] if kind == READY else last
+            backward_s[last] += now_s - last_s
+            at = 0 if kind == ENDED else at  # what a step does then, the next forward waits for
+        last_s = now_s
+    return forward_s, backward_s
 
 
 # ---- untouched ---------------------------------------------------------------------------------
@@ -253,19 +263,14 @@ def profile(
         seen = _observe(model, watched, step)
         if batch_size is None and seen.batch_size is None:
             raise invalid("batch_size", None, "given", "no tensor is passed to the model itself")
-        times = _measure(seen, step, iterations, device_waiter(devices), advance or no_progress)
+        measured = _measure(model, seen, step, iterations, advance or no_progress)
+    forward_s, backward_s, facts = measured
     return Profile(
         model=name or type(model).__name__,
         source=_source(devices, iterations),
         batch_size=batch_size or seen.batch_size or 1,
-        layers=layers_of(seen, times.forward_s, times.backward_s),
-        measurement=Measurement(
-            iterations=iterations,
-            profiling_s=time.perf_counter() - start_s,
-            step_s=times.step_s,
-            hooked_step_s=times.hooked_step_s,
-            backward_order=times.order,
-        ),
+        layers=layers_of(seen, forward_s, backward_s),
+        measurement=facts.model_copy(update={"profiling_s": time.perf_counter() - start_s}),
     )
 
 
@@ -313,38 +318,27 @@ class Seen:
 
 def _observe(model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep) -> Seen:
     """Runs a step and looks which modules it calls and which parameters get gradients."""
-    called: dict[nn.Module, None] = {}
-    sizes: list[int] = []
-
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        called.setdefault(module)
-        if module is model:
-            given = (*args, *kwargs.values())
-            sizes.extend(len(value) for value in given if isinstance(value, Tensor) and value.dim())
-
-    timer = LayerTimer(1, lambda: None)
     before = versions(model)
-    with ExitStack() as stack:
-        for module in model.modules():
-            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-        stack.enter_context(hooked(timer, {}, {key: (p, 0) for key, p in watched.items()}))
-        timer.run(step)
+    marks = Marks(model, model.modules(), watched)
+    try:
+        found = marks.run(step)
+    finally:
+        marks.remove()
     changed = [key for key, version in versions(model).items() if version != before[key]]
     if changed:
         raise _wrong_step(f"changed {_listed(changed)}", "leave the optimizer out of it")
+    called = [mark.what for mark in found if mark.kind == ENTERED]
     if not called:
         raise _wrong_step("called no module of this model", "let it run the model given here")
-    if not timer.num_backwards:
+    if not any(mark.kind == ENDED for mark in found):
         raise _wrong_step("ran no backward", "let it call loss.backward()")
-    without = sorted(watched.keys() - set(timer.order))
+    without = sorted(watched.keys() - {mark.what for mark in found if mark.kind == READY})
     if without:
         raise _wrong_step(
             f"gave no gradient to {_listed(without)}",
             "set requires_grad to False where none is wanted, or profile a step that uses them",
         )
-    # A model that is only called in parts is entered when its step begins.
-    order = list(called) if model in called else [model, *called]
-    return in_order(model, watched, order, sizes[0] if sizes else None)
+    return in_order(model, watched, called, marks.batch_size)
 
 
 def _wrong_step(what: str, remedy: str) -> InvalidSetting:
@@ -359,12 +353,13 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def in_order(
-    model: nn.Module,
-    watched: dict[str, nn.Parameter],
-    called: list[nn.Module],
-    batch_size: int | None,
+    model: nn.Module, watched: Mapping[str, Any], called: list[nn.Module], batch_size: int | None
 ) -> Seen:
-    """Gives every parameter to a module of ``called``, which are in the order of first calls."""
+    """Gives every parameter to a module of ``called``, in the order of first calls.
+
+    A model that is only called in parts is entered when its step begins.
+    """
+    called = [*dict.fromkeys(called if model in called else [model, *called])]
     place = {module: i for i, module in enumerate(called)}
     names = {module: name for name, module in model.named_modules()}
     holders: dict[Tensor, int] = {}
@@ -389,52 +384,42 @@ def _nearest(model: nn.Module, name: str, called: Container[nn.Module]) -> nn.Mo
     return model.get_submodule(name)
 
 
-class _Times(NamedTuple):
-    """Seconds of a step: of every layer, and in all without and with hooks."""
-
-    forward_s: list[float]
-    backward_s: list[float]
-    step_s: float
-    hooked_step_s: float
-    order: tuple[str, ...]
-    """The parameters' names in the order in which their gradients became ready."""
-
-
 def _measure(
-    seen: Seen,
-    step: TrainingStep,
-    iterations: int,
-    synchronise: Callable[[], None],
-    advance: Callable[..., None],
-) -> _Times:
-    """Steps without and with hooks in turn, so that a busy machine slows both."""
-    parameters = [parameter for parameter, _ in seen.parameters.values()]
-    plain, marked = LayerTimer(1, synchronise), LayerTimer(len(seen.layers), synchronise)
-    entries = {module: i for i, (_, module) in enumerate(seen.layers)}
-    plain_s, marked_s = list[list[list[float]]](), list[list[list[float]]]()
+    model: nn.Module, seen: Seen, step: TrainingStep, iterations: int, advance: Callable[..., None]
+) -> tuple[list[float], list[float], Measurement]:
+    """The layers' seconds, forward and backward, by steps without and with hooks in turn.
+
+    So a busy machine slows both. ``profiling_s`` is left to be said.
+    """
+    params = {name: parameter for name, (parameter, _) in seen.parameters.items()}
+    modules = [module for _, module in seen.layers]
+    plain_s, marked_s, order = list[Any](), list[Any](), dict[str, None]()
     for number in range(-NUM_WARM_UP, iterations):
-        _forget(parameters)
-        plain.run(step)
-        _forget(parameters)
-        with hooked(marked, entries, seen.parameters):
-            marked.run(step)
+        for hooked, rows in ((), plain_s), (modules, marked_s):
+            for parameter in params.values():
+                parameter.grad = None
+            marks = Marks(model, hooked, params if hooked else {})
+            try:
+                found = marks.run(step)
+            finally:
+                marks.remove()
+            if number >= 0:
+                rows.append(charged(found, seen))
+        # A tensor is ready when the last part of it is.
+        order = dict.fromkeys(mark.what for mark in reversed(found) if mark.kind == READY)
         advance(1, f"step {number + 1} of {iterations}" if number >= 0 else "warming up")
-        if number >= 0:
-            plain_s.append([plain.forward_s, plain.backward_s])
-            marked_s.append([marked.forward_s, marked.backward_s])
     totals_s = [[sum(one[part]) for one in plain_s] for part in (0, 1)]
     forward_s, backward_s = (
         scaled_medians([one[part] for one in marked_s], totals_s[part]) for part in (0, 1)
     )
-    step_s = sum(map(statistics.median, totals_s))
-    hooked_step_s = statistics.median(sum(map(sum, one)) for one in marked_s)
-    order = dict.fromkeys(reversed(marked.order))  # ready when the last part of it is
-    return _Times(forward_s, backward_s, step_s, hooked_step_s, tuple(reversed(order)))
-
-
-def _forget(parameters: Sequence[Tensor]) -> None:
-    for parameter in parameters:
-        parameter.grad = None
+    facts = Measurement(
+        iterations=iterations,
+        profiling_s=0.0,
+        step_s=sum(map(statistics.median, totals_s)),
+        hooked_step_s=statistics.median(sum(map(sum, one)) for one in marked_s),
+        backward_order=tuple(reversed(order)),
+    )
+    return forward_s, backward_s, facts
 
 
 def layers_of(

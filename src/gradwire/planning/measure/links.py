@@ -14,21 +14,24 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import os
 import platform
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 from ...compress.none import none
 from ...contract import Exchange, Member
@@ -49,38 +52,32 @@ from ...errors import InvalidSetting, UnknownName, invalid
 from ...exchange.by_name import exchange_for
 from ...exchange.two_level import among_hosts, on_hosts
 from ...runtime.failure.membership import join
-from ...runtime.step.engine import Engine, figures_of_all
+from ...runtime.step.engine import Engine, figures_of_all, news
+from ...runtime.step.wire import Group
 from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, Host, VerbName
 from ..data.fit import LineFit, fit_line
 from ..data.stored import Stored
 from .beside import median_pace
 from .codecs import SIZES as CODEC_SIZES
 from .codecs import measure_codecs
-
-# ---- Agreement among ranks that measure: a verb now and then, and rank 0's figures at the end ----
-
+from .layers import device_waiter
 
 Figures = TypeVar("Figures", bound=Stored)
 
 
-def verb_text(*verbs: Verb) -> Steps[None]:
-    """A text that asks for these verbs at once."""
-    yield verbs
-
-
-def run_verb(engine: Engine, verb: Verb) -> None:
-    """Carries one verb out; all ranks call this alike."""
-    engine.wait([engine.launch(0, "agree", verb_text(verb))])
+def told_by(engine: Engine, src: int, own: Any) -> Any:
+    """A value with a JSON form that rank ``src`` tells all others."""
+    text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8)
+    size = torch.tensor([text.numel()])
+    news(engine, Broadcast(src, size))
+    text = text if engine.rank == src else torch.zeros(int(size), dtype=torch.uint8)
+    news(engine, Broadcast(src, text))
+    return json.loads(bytes(text.tolist()))
 
 
 def rank_0s(engine: Engine, own: Figures) -> Figures:
     """Rank 0's figures on every rank: floats differ in the last bit between machines."""
-    text = torch.tensor(list(own.to_json().encode()), dtype=torch.uint8)
-    size = torch.tensor([text.numel()])
-    run_verb(engine, Broadcast(0, size))
-    text = text if engine.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
-    run_verb(engine, Broadcast(0, text))
-    return type(own).parse(bytes(text.tolist()).decode(), "rank 0's figures")
+    return type(own).parse(told_by(engine, 0, own.to_json()), "rank 0's figures")
 
 
 # ---- shared_cores ------------------------------------------------------------------------------
@@ -124,6 +121,7 @@ ROUNDS = 7
 
 ITEM_BYTES = 4
 LEAST_SHOWN = 1.1
+TIMEOUT_S = 120.0
 Make = Callable[[], Steps[object]]
 """Makes the text of one message."""
 
@@ -337,7 +335,7 @@ def _message_s(
 
 def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
     """Seconds of ``count`` messages, taken from the makers in turn, after all ranks have met."""
-    run_verb(engine, AllReduce(torch.zeros(1)))
+    news(engine, AllReduce(torch.zeros(1)))
     start_s = time.perf_counter()
     ends = []
     for number in range(count):
@@ -361,7 +359,11 @@ def _maker(verb: VerbName, numel: int, engine: Engine) -> Make:
         dense = on_hosts(exchange_for(none()), engine.ranks_per_host)
         return _dense_maker(dense, rank, world, numel)
     verbs = _verbs(verb, torch.zeros(numel, dtype=torch.float32), rank, world)
-    return lambda: verb_text(*verbs)
+
+    def text() -> Steps[None]:
+        yield verbs
+
+    return text
 
 
 def _verbs(verb: VerbName, buf_N: Tensor, rank: int, world: int) -> tuple[Verb, ...]:
@@ -426,7 +428,7 @@ Report = Callable[[float, str], None]
 
 
 @contextmanager
-def launched_group() -> Iterator[None]:
+def launched_group(backend: str = "gloo") -> Iterator[None]:
     """Joins the group that torchrun's variables describe, and leaves it again at the outermost end.
 
     Inside of another such block, or where the user's own code has joined already, nothing is done:
@@ -435,7 +437,7 @@ def launched_group() -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
-    dist.init_process_group("gloo")
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=TIMEOUT_S))
     try:
         yield
         dist.barrier()
@@ -466,9 +468,8 @@ def measure_group_links(
 
     who = join(None)
     codecs = measure_codecs(compressors, world=who.world, advance=advance)
-    engine = Engine(
-        who, num_channels=2, timeout=datetime.timedelta(minutes=2), on_span=lambda span: None
-    )
+    limit = datetime.timedelta(seconds=TIMEOUT_S)
+    engine = Engine(who, num_channels=2, timeout=limit, on_span=lambda span: None)
     try:
         beside = median_pace(engine) if codecs else 1.0
         found = measure_cluster(
@@ -482,3 +483,78 @@ def measure_group_links(
         return found.model_copy(update={"beside": beside})
     finally:
         engine.close()
+
+
+# ---- torch's own all-reduce --------------------------------------------------------------------
+
+TORCH_SIZES_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
+"""Sizes from where alpha decides to where beta does, on links of 100 Mbit/s to 100 Gbit/s."""
+
+
+class LinkReport(NamedTuple):
+    """A measured group: how many ranks, over what, and the line through the median of each size."""
+
+    world: int
+    backend: str
+    fit: LineFit
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """Bytes a second that a rank sends of long messages; a ring sends 2(W-1)/W of a buffer."""
+        copies, beta_s = travel("all_reduce", self.world).copies, self.fit.per_unit_s
+        return copies / beta_s if beta_s > 0 else float("inf")
+
+
+def torch_all_reduces(
+    group: Group,
+    sizes_bytes: Sequence[int] = TORCH_SIZES_BYTES,
+    *,
+    device: torch.device | None = None,
+    advance: Callable[..., None] = lambda note: None,
+) -> LinkReport:
+    """Times torch's own all-reduces of float32 in a group; every rank of it must call this alike.
+
+    It is a quick look at a link, by this rank's clock. Raises ``InvalidSetting`` for a group of
+    one.
+    """
+    world, wait, samples = group.size(), device_waiter({device} if device else set()), []
+    if world < 2:
+        raise InvalidSetting(f"a link joins at least two ranks, got {world}; start more ranks")
+    for size_bytes in sizes_bytes:
+        buffer_N, taken_s = torch.zeros(max(1, size_bytes // 4), device=device), []
+        # Decided by the size alone: all ranks must call equally often. Short ones scatter more.
+        for _ in range(26 if size_bytes <= 2**18 else 8):
+            group.barrier().wait()
+            wait()
+            start_s = time.perf_counter()
+            group.allreduce([buffer_N]).wait()
+            wait()
+            taken_s.append(time.perf_counter() - start_s)
+        # The first one opens connections and touches fresh pages.
+        samples.append((size_bytes, statistics.median(taken_s[1:])))
+        advance(note=f"{size_bytes} bytes")
+    return LinkReport(world, group.name(), fit_line(samples))
+
+
+def launched_link(advance: Callable[..., None]) -> LinkReport:
+    """The link of the group that torchrun's variables describe.
+
+    By NCCL where every rank of this host has a GPU of its own, otherwise by gloo.
+    """
+    num_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    on_gpu = dist.is_nccl_available() and torch.cuda.device_count() >= num_local
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else None
+    if device is not None:
+        torch.cuda.set_device(device)
+    with launched_group("nccl" if on_gpu else "gloo"):
+        return torch_all_reduces(dist.group.WORLD, device=device, advance=advance)
+
+
+def loopback_link(world: int = 2) -> LinkReport:
+    """The link of gloo on the loopback interface, between ranks in threads of this process."""
+    store, options = HashStore(), ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(interface="lo")]
+    options._timeout = datetime.timedelta(seconds=TIMEOUT_S)
+    with ThreadPoolExecutor(world) as pool:
+        groups = pool.map(lambda rank: ProcessGroupGloo(store, rank, world, options), range(world))
+        return next(pool.map(torch_all_reduces, [*groups]))

@@ -8,24 +8,28 @@ left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cache, partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ...contract.travel import travel
-from ...contract.verbs import Broadcast
 from ...errors import InvalidSetting
 from ...planning.data.cluster import PRIMITIVES, Cluster, CodecFit, VerbName
 from ...planning.data.fit import LineFit
 from ...planning.data.profile import Profile
 from ...planning.measure.codecs import measure_codecs
-from ...planning.measure.links import all_reduce_s, measure_cluster, measure_hosts, shared_cores
+from ...planning.measure.links import (
+    all_reduce_s,
+    measure_cluster,
+    measure_hosts,
+    shared_cores,
+    told_by,
+)
 from ...planning.measure.living import LayerWatch
-from ..step.engine import Engine, figures_of_all, news
+from ..step.engine import Engine, figures_of_all
 
 VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")
 MESSAGE_S = 0.04
@@ -36,16 +40,6 @@ BUDGET_S = 0.03
 ROUNDS = 3
 CODEC_SIZES = (2**12, 2**16, 2**20)
 """Few, as each is measured many times: from a bias to what no cache holds."""
-
-
-def told_by(engine: Engine, src: int, own: Any) -> Any:
-    """A value with a JSON form that rank ``src`` tells all others."""
-    text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8)
-    size = torch.tensor([text.numel()])
-    news(engine, Broadcast(src, size))
-    text = text if engine.rank == src else torch.zeros(int(size), dtype=torch.uint8)
-    news(engine, Broadcast(src, text))
-    return json.loads(bytes(text.tolist()))
 
 
 class Links(NamedTuple):
