@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -74,7 +75,7 @@ def measure_codecs(
 
 def _fit(
     primitive: Primitive,
-    cases: Sequence[_Codec | _Text],
+    cases: Sequence[_Case],
     rounds: Sequence[Sequence[dict[Primitive, float]]],
 ) -> LineFit:
     """The line of one computation of this name, of as many elements as they have on average."""
@@ -94,74 +95,23 @@ def _drawn(numel: int) -> Tensor:
     return torch.randn(numel, generator=random, dtype=torch.float32) * 1e-3
 
 
-class _Codec:
-    """One compressor on one gradient, with the buffers that the runtime would keep for it."""
+class _Case(ABC):
+    """Texts of one size, of which the first one's computations are timed.
 
-    def __init__(self, codec: Compressor, numel: int, world: int) -> None:
-        spec = TensorSpec("measured", numel)
-        self.numels: dict[Primitive, list[int]] = {key: [numel] for key in PRIMITIVES}
-        self.codec, self.scale = codec.for_world(world), 1 / world
-        self.state = self.codec.init(spec)
-        self.source_N = _drawn(numel)
-        self.grad_N, self.sum_N = self.source_N.clone(), torch.zeros_like(self.source_N)
-        traits = codec.traits
-        kept_N = torch.zeros_like(self.source_N)
-        self.residual_N: Tensor | None = kept_N if traits.error_feedback else None
-        if traits.additive:  # then the payload may lie in the gradient itself
-            self.buffer = payload_buffer(self.codec, Member(0, world), spec, self.grad_N)
-        else:
-            self.buffer = torch.zeros(self.codec.format(spec).size_bytes, dtype=torch.uint8)
-
-    def turn_s(self) -> dict[Primitive, float]:
-        """Seconds of each primitive, once; values start afresh, so that none fades away."""
-        self.grad_N.copy_(self.source_N)
-        self.sum_N.zero_()
-        start_s = time.perf_counter()
-        payload, self.state = self.codec.encode(
-            self.state, self.grad_N, residual_N=self.residual_N, buffer=self.buffer
-        )
-        encoded_s = time.perf_counter()
-        self.codec.merge(payload, self.sum_N, scale=self.scale)
-        merged_s = time.perf_counter()
-        self.codec.decode(payload, self.grad_N, scale=self.scale)
-        decoded_s = time.perf_counter()
-        return {
-            "encode": encoded_s - start_s,
-            "merge": merged_s - encoded_s,
-            "decode": decoded_s - merged_s,
-        }
-
-
-class _Text:
-    """An exchange of its own on one square matrix, on all ranks in turn; the first one is timed.
-
-    Every turn is the first step, in which rank 0 leads where ranks take turns: the others wait for
-    what the leader computes.
+    ``numels`` are the elements of each computation of the last turn, by its name.
     """
 
-    def __init__(self, exchange: Exchange, numel: int, world: int) -> None:
-        spec = TensorSpec("measured", numel, shapes=squarest(numel))
-        self.exchange = exchange
-        self.source_N = _drawn(numel)
-        self.members = [Member(rank, world) for rank in range(world)]
-        self.states = [exchange.init(spec, world) for _ in self.members]
-        self.grads = [self.source_N.clone() for _ in self.members]
-        self.residuals = [torch.zeros_like(self.source_N) for _ in self.members]
-        self.numels: dict[Primitive, list[int]] = {}
-        """Elements of each computation of the last turn, by its name."""
+    numels: dict[Primitive, list[int]]
+
+    @abstractmethod
+    def texts(self) -> list[Steps[Any]]:
+        """The texts of a turn, a rank's each; values start afresh, so that none fades away."""
 
     def turn_s(self) -> dict[Primitive, float]:
-        """Seconds of each primitive, once or more often, with error feedback."""
-        for grad_N, residual_N in zip(self.grads, self.residuals, strict=True):
-            grad_N.copy_(self.source_N)
-            residual_N.zero_()
+        """Seconds of each primitive, once or more often."""
         self.numels = {key: [] for key in PRIMITIVES}
         seconds: dict[Primitive, float] = dict.fromkeys(PRIMITIVES, 0.0)
-        ranks = zip(self.members, self.states, self.grads, self.residuals, strict=True)
-        first, *others = (
-            self.exchange.synchronise(me, state, grad_N, grad_N, residual_N)
-            for me, state, grad_N, residual_N in ranks
-        )
+        first, *others = self.texts()
         drive([self._clocked(first, seconds), *others])
         return seconds
 
@@ -194,8 +144,64 @@ class _Text:
         return result
 
 
+class _Codec(_Case):
+    """One compressor on one gradient, with the buffers that the runtime would keep for it."""
+
+    def __init__(self, codec: Compressor, numel: int, world: int) -> None:
+        spec = TensorSpec("measured", numel)
+        self.codec, self.scale = codec.for_world(world), 1 / world
+        self.state, self.source_N = self.codec.init(spec), _drawn(numel)
+        self.grad_N, self.sum_N = self.source_N.clone(), torch.zeros_like(self.source_N)
+        traits = codec.traits
+        self.residual_N = torch.zeros_like(self.source_N) if traits.error_feedback else None
+        if traits.additive:  # then the payload may lie in the gradient itself
+            self.buffer = payload_buffer(self.codec, Member(0, world), spec, self.grad_N)
+        else:
+            self.buffer = torch.zeros(self.codec.format(spec).size_bytes, dtype=torch.uint8)
+
+    def texts(self) -> list[Steps[Any]]:
+        self.grad_N.copy_(self.source_N)
+        self.sum_N.zero_()
+        return [self._text()]
+
+    def _text(self) -> Steps[None]:
+        codec, grad_N, numel = self.codec, self.grad_N, self.grad_N.numel()
+        kept: dict[str, Any] = {"residual_N": self.residual_N, "buffer": self.buffer}
+        encode = partial(codec.encode, self.state, grad_N, **kept)
+        payload, self.state = yield Compute("encode", encode, numel)
+        for name, fn, out_N in ("merge", codec.merge, self.sum_N), ("decode", codec.decode, grad_N):
+            yield Compute(name, partial(fn, payload, out_N, scale=self.scale), numel)
+
+
+class _Text(_Case):
+    """An exchange of its own on one square matrix, on all ranks, with error feedback.
+
+    Every turn is the first step, in which rank 0 leads where ranks take turns: the others wait for
+    what the leader computes.
+    """
+
+    def __init__(self, exchange: Exchange, numel: int, world: int) -> None:
+        spec = TensorSpec("measured", numel, shapes=squarest(numel))
+        self.exchange, self.source_N = exchange, _drawn(numel)
+        self.members = [Member(rank, world) for rank in range(world)]
+        self.states = [exchange.init(spec, world) for _ in self.members]
+        self.grads, self.residuals = (
+            [self.source_N.clone() for _ in self.members] for _ in range(2)
+        )
+
+    def texts(self) -> list[Steps[Any]]:
+        for grad_N, residual_N in zip(self.grads, self.residuals, strict=True):
+            grad_N.copy_(self.source_N)
+            residual_N.zero_()
+        ranks = zip(self.members, self.states, self.grads, self.residuals, strict=True)
+        return [
+            self.exchange.synchronise(me, state, grad_N, grad_N, residual_N)
+            for me, state, grad_N, residual_N in ranks
+        ]
+
+
 def _rounds(
-    codecs: Sequence[_Codec | _Text], budget_s: float, told: Callable[[float], None] | None
+    codecs: Sequence[_Case], budget_s: float, told: Callable[[float], None] | None
 ) -> list[list[dict[Primitive, float]]]:
     """Mean seconds of a turn of each codec in each round; a round goes through all sizes.
 
