@@ -18,7 +18,6 @@ from ...errors import InvalidSetting, invalid
 from ...planning import catalogue
 from ...planning.data.cluster import PRIMITIVES, Cluster
 from ...planning.data.profile import Profile
-from ...planning.data.sparsity import SparsityProfile
 from ..report.output import Fractions, emit, progress
 from ..report.table import Row
 from ._inputs import read_settings
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 # ---- ``gradwire profile --sparsity`` -----------------------------------------------------------
 #
-# What is asked, who measures it, and its rows.
+# What is asked; the lab's extension ``zeros`` measures it, and makes its rows.
 
 Wanted = Annotated[bool, typer.Option("--sparsity", help="Measure where gradients are zero, too.")]
 Batches = Annotated[
@@ -39,48 +38,6 @@ Sparsifier = Annotated[str | None, typer.Option(help="Measure what this compress
 SparsifierSettings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of it, as density=0.05.")
 ]
-SHOWN_RANKS = (2, 8, 32, 128)
-
-
-def _sparsity(
-    batches: int | None,
-    sparsifier: str | None,
-    settings: dict[str, object],
-    model: nn.Module,
-    step: Callable[[], object],
-) -> SparsityProfile:
-    """Measures among torchrun's ranks, or in this process with batches as ranks."""
-    asked: dict[str, Any] = {"compressor": sparsifier, "settings": settings}
-    zeros = extension("zeros")
-    is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    measure = zeros.measure_group_sparsity if is_launched else zeros.measure_sparsity
-    with progress("looking for zeros", total=batches or zeros.NUM_GRADIENTS) as advance:
-        found: SparsityProfile = measure(
-            model, step, num_gradients=batches, advance=advance, **asked
-        )
-    return found
-
-
-def sparsity_rows(sparsity: SparsityProfile) -> list[Row]:
-    """A row a sparse tensor; beyond ``measured_ranks`` densification is extrapolated."""
-    found: list[Row] = []
-    for tensor in sparsity.tensors:
-        units = tensor.units
-        row: Row = {
-            "name": tensor.name,
-            "unit": "elements" if units.width == 1 else f"rows of {units.width}",
-            "fraction_dense": units.density,
-            "fraction_overlap": units.overlap_mean,
-            "fraction_overlap_spread": units.overlap_spread,
-        }
-        for ranks in SHOWN_RANKS:
-            row[f"denser_among_{ranks}"] = units.gamma(ranks)
-        row["skew_8"], row["skew_128"] = units.skew(8), units.skew(128)
-        row["measured_ranks"] = sparsity.num_gradients
-        found.append(row)
-    return found
-
-
 # ---- the command -------------------------------------------------------------------------------
 
 
@@ -132,8 +89,13 @@ def profile(
     with _together() if sparsity else nullcontext():
         measured = None if own is None else _profiled(own, iterations)
         if own is not None and measured is not None and sparsity:
-            zeros = _sparsity(batches, sparsifier, read_settings(settings or ()), *own)
-            measured = measured.with_sparsity(zeros)
+            asked_for = {"compressor": sparsifier, "settings": read_settings(settings or ())}
+            zeros = extension("zeros")
+            with progress("looking for zeros", total=batches or zeros.NUM_GRADIENTS) as advance:
+                found = zeros.measure_group_sparsity(
+                    *own, num_gradients=batches, advance=advance, **asked_for
+                )
+            measured = measured.with_sparsity(found)
         cluster = _cluster(hosts, rate, codecs, asked)
     if int(os.environ.get("RANK", "0")) != 0:
         return
@@ -277,7 +239,7 @@ def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> N
     zeros = None if measured is None else measured.sparsity
     if zeros is not None:
         said = "sparsity" if zeros.tensors else "sparsity (no gradient is sparse)"
-        sections[f"{said}: {zeros.source}"] = sparsity_rows(zeros)
+        sections[f"{said}: {zeros.source}"] = extension("zeros").sparsity_rows(zeros)
     if cluster is not None:
         sections[f"messages: {cluster.source}"] = _link_rows(cluster)
     if cluster is not None and cluster.codecs:

@@ -57,9 +57,8 @@ from ...runtime.step.wire import Group
 from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, Host, VerbName
 from ..data.fit import LineFit, fit_line
 from ..data.stored import Stored
-from .beside import median_pace
 from .codecs import SIZES as CODEC_SIZES
-from .codecs import measure_codecs
+from .codecs import measure_codecs, median_pace
 from .layers import device_waiter
 
 Figures = TypeVar("Figures", bound=Stored)

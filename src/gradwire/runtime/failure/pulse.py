@@ -335,6 +335,8 @@ class Pulse:
         self._store.set(f"pulse/{self.rank}", sign)
         if not self.roll_call.is_complete:
             self.roll_call.meet(self._store)
+            if self.roll_call.is_complete and self.rank == 0:
+                self.sweep("way")  # all have read these, as all have opened their doors
         if self._outgoing is not None and not self._sent.is_set():
             found = self._store.compare_set("alarm", "", self._outgoing.encoded())
             self._first = self._first or Alarm.decoded(found, self.place.step)

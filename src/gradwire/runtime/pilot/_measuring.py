@@ -21,6 +21,7 @@ from ...planning.data.cluster import PRIMITIVES, Cluster, CodecFit, VerbName
 from ...planning.data.fit import LineFit
 from ...planning.data.profile import Profile
 from ...planning.measure.codecs import measure_codecs
+from ...planning.measure.layers import LayerWatch
 from ...planning.measure.links import (
     all_reduce_s,
     measure_cluster,
@@ -28,7 +29,6 @@ from ...planning.measure.links import (
     shared_cores,
     told_by,
 )
-from ...planning.measure.living import LayerWatch
 from ..step.engine import Engine, figures_of_all
 
 VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")

@@ -27,9 +27,9 @@ from ...planning.data.cluster import Cluster
 from ...planning.data.plan import Plan
 from ...planning.data.profile import Profile
 from ...planning.judgement import MOST_ERROR, stricter
-from ...planning.measure.beside import median_pace
+from ...planning.measure.codecs import median_pace
+from ...planning.measure.layers import LayerWatch
 from ...planning.measure.links import told_by
-from ...planning.measure.living import LayerWatch
 from ..controls import Controls, Flight, Pilot
 from ..step.engine import figures_of_all, told_meanwhile
 from . import _measuring as measuring
