@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import json
 import os
 import platform
 import statistics
@@ -26,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -52,6 +51,7 @@ from ...errors import InvalidSetting, UnknownName, invalid
 from ...exchange.by_name import exchange_for
 from ...exchange.two_level import among_hosts, on_hosts
 from ...runtime.failure.membership import join
+from ...runtime.state.plain import told_by
 from ...runtime.step.engine import Engine, figures_of_all, news
 from ...runtime.step.wire import Group
 from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, Host, VerbName
@@ -62,16 +62,6 @@ from .codecs import measure_codecs, median_pace
 from .layers import device_waiter
 
 Figures = TypeVar("Figures", bound=Stored)
-
-
-def told_by(engine: Engine, src: int, own: Any) -> Any:
-    """A value with a JSON form that rank ``src`` tells all others."""
-    text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8)
-    size = torch.tensor([text.numel()])
-    news(engine, Broadcast(src, size))
-    text = text if engine.rank == src else torch.zeros(int(size), dtype=torch.uint8)
-    news(engine, Broadcast(src, text))
-    return json.loads(bytes(text.tolist()))
 
 
 def rank_0s(engine: Engine, own: Figures) -> Figures:

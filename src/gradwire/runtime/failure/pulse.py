@@ -171,7 +171,7 @@ class Pulse:
         self._beat = 0
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()
-        self._lost = self._announced = self._is_silent = False
+        self._lost = self._announced = False
         self._watching = 0  # callers that wait for others' signs
         self._outgoing: Alarm | None = None
         self._first: Alarm | None = None
@@ -208,11 +208,6 @@ class Pulse:
         return self._first or alarm
 
     @property
-    def store_is_silent(self) -> bool:
-        """Whether the store did not answer ``silent_ranks`` for ``PATIENCE_S`` the last time."""
-        return self._is_silent
-
-    @property
     def store_is_lost(self) -> bool:
         """Whether the connection to the store is broken, so that it cannot answer any more."""
         return self._lost
@@ -234,18 +229,21 @@ class Pulse:
         self._old.append(part)
         self._wake.set()
 
-    def silent_ranks(self) -> tuple[int, ...]:
-        """Ranks whose number stood still for ``PATIENCE_S``; rank 0 if the store is silent."""
+    def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
+        """Ranks whose number stood still for ``PATIENCE_S``, and whether the store is silent.
+
+        Then it is rank 0 that is.
+        """
         silent = set(range(self._world)) - {self.rank}
         with self._news:
             self._watching += 1
             self._wake.set()
-            self._is_silent = not self._is_read_anew()
-            while not self._is_silent and any(self._signs[r].still_s < PATIENCE_S for r in silent):
-                self._is_silent = not self._is_read_anew()
+            is_read = self._is_read_anew()
+            while is_read and any(self._signs[rank].still_s < PATIENCE_S for rank in silent):
+                is_read = self._is_read_anew()
                 silent = {rank for rank in silent if self._signs[rank].still_s}
             self._watching -= 1
-            return (0,) if self._is_silent else tuple(sorted(silent))
+        return (tuple(sorted(silent)), False) if is_read else ((0,), True)
 
     def _is_read_anew(self) -> bool:
         """Whether signs are read within ``PATIENCE_S`` from now; to be called with ``_news``."""

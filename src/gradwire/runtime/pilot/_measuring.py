@@ -27,8 +27,8 @@ from ...planning.measure.links import (
     measure_cluster,
     measure_hosts,
     shared_cores,
-    told_by,
 )
+from ..state.plain import told_by
 from ..step.engine import Engine, figures_of_all
 
 VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")

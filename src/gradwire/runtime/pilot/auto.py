@@ -29,8 +29,8 @@ from ...planning.data.profile import Profile
 from ...planning.judgement import MOST_ERROR, stricter
 from ...planning.measure.codecs import median_pace
 from ...planning.measure.layers import LayerWatch
-from ...planning.measure.links import told_by
 from ..controls import Controls, Flight, Pilot
+from ..state.plain import told_by
 from ..step.engine import figures_of_all, told_meanwhile
 from . import _measuring as measuring
 from ._decisions import (

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...contract.verbs import Recv, Send
+from ...contract.verbs import Broadcast, Recv, Send
 from ...errors import InvalidSetting
+from ..step.engine import Engine, news
 from ..step.wire import Channel, Group, carry_out
 
 _PART_BYTES = 2**25
@@ -77,6 +78,26 @@ def receive(src: int, channel: Channel) -> mmap.mmap:
     for part in torch.split(torch.frombuffer(data, dtype=torch.uint8), _PART_BYTES):
         carry_out([Recv(src, part)], [channel])
     return data  # type: ignore[no-any-return]
+
+
+def told_by(engine: Engine, src: int, own: Any, what: str = "state") -> Any:
+    """The value of rank ``src``, which it tells all others; none of the model's is under way.
+
+    A value is as for ``packed``. If rank ``src`` cannot pack it, all raise.
+    """
+    data, failure = torch.empty(0, dtype=torch.uint8, device="cpu"), None
+    try:
+        data = packed(own) if engine.rank == src else data
+    except InvalidSetting as error:
+        failure = error  # raised once the others, who wait for the size, know
+    size = torch.tensor([data.numel()], device="cpu")
+    news(engine, Broadcast(src, size))
+    if not size:
+        why = f"rank {src} cannot send its {what}; its own error says why"
+        raise failure or InvalidSetting(why)
+    data = data if engine.rank == src else data.new_zeros(int(size))
+    news(engine, Broadcast(src, data))
+    return read_packed(io.BytesIO(data.numpy().tobytes()))
 
 
 def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
