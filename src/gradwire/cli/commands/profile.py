@@ -147,12 +147,29 @@ def _draw(measured: Profile | None, cluster: Cluster | None, picture: Path, titl
 
 
 def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> Cluster | None:
-    """Measures the ranks that torchrun started or, where one is asked for, shaped hosts."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return _on_hosts(hosts or HOSTS, rate or RATE, codecs) if asked else None
-    if hosts is not None:
-        raise invalid("--hosts", hosts, "left out under torchrun", "the ranks are the cluster")
-    return _launched(rate, codecs)
+    """Measures the ranks that torchrun started or, where one is asked for, shaped hosts.
+
+    Where no hosts can be made, gradwire-bench measures the loopback.
+    """
+    compressors = names("compress") if codecs else ()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if hosts is not None:
+            raise invalid("--hosts", hosts, "left out under torchrun", "the ranks are the cluster")
+        from ...planning.measure.links import launched_group, measure_group_links
+
+        known = None if rate is None else parse_rate(rate)
+        with progress("measuring the ranks", total=1) as advance, launched_group():
+            report = Fractions(advance)
+            return measure_group_links(report, compressors=compressors, rate_bytes_per_s=known)
+    if not asked:
+        return None
+    if (hosts := hosts or HOSTS) < 2:
+        raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
+    given = hosts, parse_rate(rate or RATE), compressors
+    testbed = extension("testbed")
+    with progress(f"measuring {hosts} hosts", total=1) as advance:
+        made: Cluster = testbed.measured_cluster(*given, Fractions(advance), timeout_s=TIMEOUT_S)
+    return made
 
 
 Made = tuple["nn.Module", Callable[[], object]]
@@ -200,35 +217,6 @@ def _profiled(made: Made, iterations: int | None) -> Profile:
     total = None if iterations is None else NUM_WARM_UP + iterations
     with progress("profiling", total=total) as advance:
         return profile_model(model, step, iterations=iterations, advance=advance)
-
-
-def _compressors(wanted: bool) -> tuple[str, ...]:
-    return names("compress") if wanted else ()
-
-
-def _on_hosts(hosts: int, rate: str, codecs: bool) -> Cluster:
-    """Measures shaped hosts of gradwire-bench, or the loopback where none can be made."""
-    if hosts < 2:
-        raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
-    testbed = extension("testbed")
-    with progress(f"measuring {hosts} hosts", total=1) as advance:
-        report = Fractions(advance)
-        made: Cluster = testbed.measured_cluster(
-            hosts, parse_rate(rate), _compressors(codecs), report, timeout_s=TIMEOUT_S
-        )
-    return made
-
-
-def _launched(rate: str | None, codecs: bool) -> Cluster:
-    """Measures the group that torchrun started."""
-    from ...planning.measure.links import launched_group, measure_group_links
-
-    with progress("measuring the ranks", total=1) as advance, launched_group():
-        return measure_group_links(
-            Fractions(advance),
-            compressors=_compressors(codecs),
-            rate_bytes_per_s=None if rate is None else parse_rate(rate),
-        )
 
 
 def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> None:

@@ -261,13 +261,16 @@ def profile(
     if not watched:
         raise invalid("model", type(model).__name__, "one with trainable parameters", "train one")
     devices = {parameter.device for parameter in watched.values()}
-    iterations = _number_of_steps(iterations, devices)
+    default = ITERATIONS["cuda" if any(device.type == "cuda" for device in devices) else "cpu"]
+    if iterations is not None and iterations < 1:
+        raise invalid("iterations", iterations, "1 or more", f"{default} is the default")
+    iterations = iterations or default
     with untouched(model):
         seen = _observe(model, watched, step)
         if batch_size is None and seen.batch_size is None:
             raise invalid("batch_size", None, "given", "no tensor is passed to the model itself")
-        measured = _measure(model, seen, step, iterations, advance or no_progress)
-    forward_s, backward_s, facts = measured
+        told = advance or no_progress
+        forward_s, backward_s, facts = _measure(model, seen, step, iterations, told)
     return Profile(
         model=name or type(model).__name__,
         source=_source(devices, iterations),
@@ -275,13 +278,6 @@ def profile(
         layers=layers_of(seen, forward_s, backward_s),
         measurement=facts.model_copy(update={"profiling_s": time.perf_counter() - start_s}),
     )
-
-
-def _number_of_steps(wanted: int | None, devices: set[torch.device]) -> int:
-    default = ITERATIONS["cuda" if any(device.type == "cuda" for device in devices) else "cpu"]
-    if wanted is not None and wanted < 1:
-        raise invalid("iterations", wanted, "1 or more", f"{default} is the default")
-    return default if wanted is None else wanted
 
 
 def device_waiter(devices: set[torch.device]) -> Callable[[], None]:

@@ -29,7 +29,6 @@ from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 from ...compress.none import none
@@ -162,13 +161,9 @@ def measure_cluster(
     }
     share = host_share(engine, budget_s=budget_s, rounds=rounds)
     found = _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share)
-    return rank_0s(engine, found.model_copy(update=_of_cores(engine, cases)))
-
-
-def _of_cores(engine: Engine, cases: Sequence[_Case]) -> dict[str, object]:
-    """A cluster's figures of cores that ranks share."""
     cores = shared_cores(partial(figures_of_all, engine))
-    return {"cores": cores, "processors": _processors(engine, cases)}
+    beside = {"cores": cores, "processors": _processors(engine, cases)}
+    return rank_0s(engine, found.model_copy(update=beside))
 
 
 def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
@@ -257,13 +252,7 @@ def all_reduce_s(engine: Engine, size_bytes: int, count: int = 3) -> float:
     return statistics.median(_slowest(engine, [_run_s(engine, makers, 1) for _ in range(count)]))
 
 
-def host_share(
-    engine: Engine,
-    size_bytes: int = 4096,
-    *,
-    budget_s: float = BUDGET_S,
-    rounds: int = ROUNDS,
-) -> float:
+def host_share(engine: Engine, *, budget_s: float = BUDGET_S, rounds: int = ROUNDS) -> float:
     """The share of a short all-reduce's seconds that others under way at once cannot hide.
 
     0: as many at once as there are channels take as long as one; 1: they take as long as one behind
@@ -273,9 +262,8 @@ def host_share(
     num_channels = engine.num_channels
     if engine.world < 2 or num_channels < 2:
         return 0.0
-    numel = -(-size_bytes // ITEM_BYTES)
-    makers = [_maker("all_reduce", numel, engine) for _ in range(num_channels)]
-    cases = [_Case("all_reduce", numel, makers[:1]), _Case("all_reduce", numel, makers)]
+    makers = [_maker("all_reduce", 1024, engine) for _ in range(num_channels)]
+    cases = [_Case("all_reduce", 1024, makers[:1]), _Case("all_reduce", 1024, makers)]
     alone_s, together_s = _message_s(engine, cases, budget_s, rounds)
     share = min(1.0, together_s / alone_s)
     # So many channels cannot show a smaller share than this: it is theirs, not the host's.
@@ -347,29 +335,25 @@ def _maker(verb: VerbName, numel: int, engine: Engine) -> Make:
     if verb == "all_reduce":
         dense = on_hosts(exchange_for(none()), engine.ranks_per_host)
         return _dense_maker(dense, rank, world, numel)
-    verbs = _verbs(verb, torch.zeros(numel, dtype=torch.float32), rank, world)
+    buf_N = torch.zeros(numel, dtype=torch.float32)
+    shares, right, left = (numel // world,) * world, (rank + 1) % world, (rank - 1) % world
+    verbs: tuple[Verb, ...]
+    match verb:
+        case "all_gather":
+            verbs = (AllGather(buf_N.new_zeros(numel * world), buf_N),)
+        case "all_to_all":
+            verbs = (AllToAll(torch.zeros_like(buf_N), buf_N, shares, shares),)
+        case "reduce_scatter":
+            verbs = (ReduceScatter(buf_N.new_zeros(numel // world), buf_N),)
+        case "broadcast":
+            verbs = (Broadcast(0, buf_N),)
+        case _:  # a send to the right while one arrives from the left, as in a ring
+            verbs = Send(right, buf_N), Recv(left, torch.zeros_like(buf_N))
 
     def text() -> Steps[None]:
         yield verbs
 
     return text
-
-
-def _verbs(verb: VerbName, buf_N: Tensor, rank: int, world: int) -> tuple[Verb, ...]:
-    numel = buf_N.numel()
-    match verb:
-        case "all_gather":
-            return (AllGather(buf_N.new_zeros(numel * world), buf_N),)
-        case "all_to_all":
-            shares = (numel // world,) * world
-            return (AllToAll(torch.zeros_like(buf_N), buf_N, shares, shares),)
-        case "reduce_scatter":
-            return (ReduceScatter(buf_N.new_zeros(numel // world), buf_N),)
-        case "broadcast":
-            return (Broadcast(0, buf_N),)
-        case _:  # a send to the right while one arrives from the left, as in a ring
-            right, left = (rank + 1) % world, (rank - 1) % world
-            return (Send(right, buf_N), Recv(left, torch.zeros_like(buf_N)))
 
 
 def _cluster(
