@@ -118,6 +118,7 @@ def measure_cluster(
     engine: Engine,
     *,
     rate_bytes_per_s: float | None = None,
+    by_long_messages: bool = False,
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     verbs: Sequence[VerbName] = VERBS,
     budget_s: float = BUDGET_S,
@@ -128,8 +129,9 @@ def measure_cluster(
     """Measures verbs among the engine's ranks, all of which call this alike.
 
     ``rate_bytes_per_s`` is the links' known rate; without it that of a ring with the measured
-    all-reduce is stated. ``sizes_bytes`` are those of the largest buffer of a verb, so of an
-    all-gather's result, rounded up to whole float32 a rank. A time is the median of ``rounds``.
+    all-reduce is stated, or that of the longest ones alone (``by_long_messages``).
+    ``sizes_bytes`` are those of the largest buffer of a verb, so of an all-gather's result, rounded
+    up to whole float32 a rank. A time is the median of ``rounds``.
     ``codecs`` of rank 0 are passed on.
     ``advance(amount, note)`` is told of progress, 1 for a size of a verb. How often a size is
     repeated follows from the slowest rank's first time, which all ranks know; every rank returns
@@ -159,6 +161,9 @@ def measure_cluster(
         )
         for verb in verbs
     }
+    if by_long_messages:
+        copies = travel("all_reduce", engine.world).copies
+        rate_bytes_per_s = copies / _slope(fits["all_reduce"])
     share = host_share(engine, budget_s=budget_s, rounds=rounds)
     found = _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share)
     cores = shared_cores(partial(figures_of_all, engine))
