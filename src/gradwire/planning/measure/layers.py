@@ -186,12 +186,15 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for module in model.modules()
         for name, buffer in module._buffers.items()
     ]
+    states = random.getstate(), np.random.get_state()
     for parameter, _ in grads:
         parameter.grad = None
     try:
-        with _same_random_numbers():
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield
     finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
         for parameter, grad in grads:
             parameter.grad = grad
         for module, mode in modes:
@@ -206,18 +209,6 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def versions(model: nn.Module) -> dict[str, int]:
     """A number a parameter that grows whenever its values are written in place."""
     return {name: parameter._version for name, parameter in model.named_parameters()}
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """After the block, code draws the random numbers that it would have drawn without the block."""
-    states = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 # ---- layers ------------------------------------------------------------------------------------

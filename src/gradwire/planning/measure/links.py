@@ -195,8 +195,12 @@ def measure_hosts(
     """
     count, num_hosts = engine.ranks_per_host, engine.world // engine.ranks_per_host
     numels = [-(-size // (ITEM_BYTES * engine.world)) * engine.world for size in sizes_bytes]
-    makers = [*(_within_maker(numel, engine) for numel in numels)]
-    makers += [_across_maker(numel // count, engine) for numel in numels] if num_hosts > 1 else []
+    own_host, place = divmod(engine.rank, count)
+    within_host, dense = on_hosts(exchange_for(none()), count), exchange_for(none())
+    makers = [_dense_maker(within_host, place, count, numel) for numel in numels]
+    for numel in numels if num_hosts > 1 else ():
+        make = _dense_maker(dense, own_host, num_hosts, numel // count)
+        makers.append(lambda make=make: among_hosts(make()))  # type: ignore[misc]
     sizes = [ITEM_BYTES * numel for numel in numels]
     cases = [_Case("all_reduce", 0, [maker]) for maker in makers]
     seconds = _message_s(engine, cases, budget_s, rounds)
@@ -226,19 +230,6 @@ def _slope(fit: LineFit) -> float:
     """Seconds of a byte in long messages; of all of one where longer ones take no longer."""
     size_bytes, taken_s = max(fit.samples)
     return fit.tail_s or taken_s / size_bytes
-
-
-def _within_maker(numel: int, engine: Engine) -> Make:
-    """Makes dense messages of one host alone."""
-    count = engine.ranks_per_host
-    return _dense_maker(on_hosts(exchange_for(none()), count), engine.rank % count, count, numel)
-
-
-def _across_maker(numel: int, engine: Engine) -> Make:
-    """Makes dense messages of one rank of each host."""
-    host, num_hosts = engine.rank // engine.ranks_per_host, engine.world // engine.ranks_per_host
-    make = _dense_maker(exchange_for(none()), host, num_hosts, numel)
-    return lambda: among_hosts(make())
 
 
 def _dense_maker(exchange: Exchange, rank: int, world: int, numel: int) -> Make:

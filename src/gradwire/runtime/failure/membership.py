@@ -136,15 +136,6 @@ class Membership(NamedTuple):
         while time.monotonic() < until_s and not store.check(keys):
             time.sleep(_POLL_S)
 
-    def one_of(self, drawn: str) -> str:
-        """The text that one of the ranks has drawn; all ranks get the same one."""
-        if not self.name:
-            return drawn
-        found: str = self.ask(
-            lambda store: store.compare_set("drawn", "", drawn).decode(), _AT_ONCE
-        )
-        return found
-
     def ask(
         self,
         question: Callable[[Any], Any],
@@ -239,7 +230,11 @@ def _did_not_come(absent: tuple[int, ...], world: int, what: str, timeout: timed
 
 def run_of(who: Membership) -> str:
     """A name, the same on all ranks, for the run that begins now; no other run has it."""
-    return who.one_of(token_hex(8))
+    drawn = token_hex(8)
+    if not who.name:
+        return drawn
+    found: str = who.ask(lambda store: store.compare_set("drawn", "", drawn).decode(), _AT_ONCE)
+    return found
 
 
 def join(group: Group | None, timeout: timedelta = DEFAULT_PATIENCE) -> Membership:
