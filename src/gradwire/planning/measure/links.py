@@ -109,7 +109,7 @@ ROUNDS = 7
 
 ITEM_BYTES = 4
 LEAST_SHOWN = 1.1
-TIMEOUT_S = 120.0
+LIMIT = datetime.timedelta(minutes=2)
 Make = Callable[[], Steps[object]]
 """Makes the text of one message."""
 
@@ -397,7 +397,9 @@ Report = Callable[[float, str], None]
 
 
 @contextmanager
-def launched_group(backend: str = "gloo") -> Iterator[None]:
+def launched_group(
+    backend: str = "gloo", timeout: datetime.timedelta | None = None
+) -> Iterator[None]:
     """Joins the group that torchrun's variables describe, and leaves it again at the outermost end.
 
     Inside of another such block, or where the user's own code has joined already, nothing is done:
@@ -406,7 +408,7 @@ def launched_group(backend: str = "gloo") -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=TIMEOUT_S))
+    dist.init_process_group(backend, timeout=timeout)
     try:
         yield
         dist.barrier()
@@ -437,8 +439,7 @@ def measure_group_links(
 
     who = join(None)
     codecs = measure_codecs(compressors, world=who.world, advance=advance)
-    limit = datetime.timedelta(seconds=TIMEOUT_S)
-    engine = Engine(who, num_channels=2, timeout=limit, on_span=lambda span: None)
+    engine = Engine(who, num_channels=2, timeout=LIMIT, on_span=lambda span: None)
     try:
         beside = median_pace(engine) if codecs else 1.0
         found = measure_cluster(
@@ -515,7 +516,7 @@ def launched_link(advance: Callable[..., None]) -> LinkReport:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else None
     if device is not None:
         torch.cuda.set_device(device)
-    with launched_group("nccl" if on_gpu else "gloo"):
+    with launched_group("nccl" if on_gpu else "gloo", LIMIT):
         return torch_all_reduces(dist.group.WORLD, device=device, advance=advance)
 
 
@@ -523,7 +524,7 @@ def loopback_link(world: int = 2) -> LinkReport:
     """The link of gloo on the loopback interface, between ranks in threads of this process."""
     store, options = HashStore(), ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(interface="lo")]
-    options._timeout = datetime.timedelta(seconds=TIMEOUT_S)
+    options._timeout = LIMIT
     with ThreadPoolExecutor(world) as pool:
         groups = pool.map(lambda rank: ProcessGroupGloo(store, rank, world, options), range(world))
         return next(pool.map(torch_all_reduces, [*groups]))
