@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -320,7 +321,8 @@ class Told:
 def test_a_run_that_has_ended_asks_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store may be gone, and to find out takes many seconds."""
     told: list[Exception] = []
-    monkeypatch.setattr(joint_call, "post_refusal", lambda who, error: told.append(error))
+    refuses = sys.modules[joint_call.has_refusal.__module__]
+    monkeypatch.setattr(refuses, "post_refusal", lambda who, error: told.append(error))
     one = joint_call.JointCall(Told(), "load_state_dict()", "loaded")  # type: ignore[arg-type]
     wrong = InvalidSetting("a state of another model")
     for error in RankFailed("rank 1 of 2 stopped answering", ranks=(1,)), wrong:

@@ -66,10 +66,15 @@ def post_refusal(who: Membership, error: Exception) -> None:
 
 
 @contextmanager
-def refusing(*groups: Membership) -> Iterator[None]:
-    """Tells the other ranks, who may wait for this one, what is raised within."""
+def refusing(*groups: Membership, unless: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Tells the other ranks, who may wait for this one, what is raised within.
+
+    Errors of the types ``unless`` are not told.
+    """
     try:
         yield
+    except unless:
+        raise
     except Exception as error:
         for who in groups:
             post_refusal(who, error)

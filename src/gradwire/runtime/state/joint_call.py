@@ -10,9 +10,9 @@ Nobody waits there for a rank that has refused, nor for one that has begun the n
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, STORE_PATIENCE_S, listed
 from ..fingerprint import (
     has_refusal,
-    post_refusal,
     refuse_differences,
     refuse_if_one_did,
     refusing,
@@ -54,20 +53,12 @@ class JointCall:
             who.beside(f"call {engine.num_calls}") for who in (engine.who, engine.shards)
         )
 
-    @contextmanager
-    def refusing(self) -> Iterator[None]:
+    def refusing(self) -> AbstractContextManager[None]:
         """Tells the other ranks what is raised within, unless this rank's run has ended anyway.
 
         Then all have been told, and the store may be gone with the process that held it.
         """
-        try:
-            yield
-        except RankFailed:
-            raise
-        except Exception as error:
-            post_refusal(self._group, error)
-            post_refusal(self._shards, error)
-            raise
+        return refusing(self._group, self._shards, unless=(RankFailed,))
 
     def agree(self, saved: Mapping[str, Any], *, strict: bool, next_step: int) -> None:
         """Returns when all ranks have made the call, with states that belong together.
