@@ -17,7 +17,7 @@ import gradwire as gw
 from gradwire.contract.verbs import Among
 from gradwire.errors import RankFailed
 from gradwire.runtime.failure import pulse
-from gradwire.runtime.failure.membership import MET, Membership
+from gradwire.runtime.failure.membership import MEETING, Membership
 from gradwire.runtime.failure.pulse import MOST_CHARACTERS, Alarm, said
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step import wire
@@ -232,7 +232,7 @@ def left_in_store(rank: int, world: int) -> bool:
     """Whether this rank's note stays in the store, for as long as anybody cares to look."""
     handle = gw.attach(Net(), "none")
     engine = handle.synchroniser.engine
-    key, deadline_s = f"gradwire/{engine.who.name}/{MET}/note/{rank}", time.monotonic() + 20
+    key, deadline_s = f"gradwire/{engine.who.name}/{MEETING}/note/{rank}", time.monotonic() + 20
     store = default_store().clone()
     while (stays := store.check([key])) and time.monotonic() < deadline_s:
         time.sleep(0.01)

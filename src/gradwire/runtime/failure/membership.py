@@ -36,7 +36,7 @@ _LOOK_S = 0.5
 """Seconds between two calls of a ``Look``."""
 _LINGER_S = 2 * _LOOK_S
 """Seconds that an error waits for others to hear of it, as its process may hold the store."""
-MET = "met"
+MEETING = "meeting"
 """The part of a membership's keys in the store by which ranks agree."""
 
 Verdict = TypeVar("Verdict")
@@ -172,7 +172,7 @@ class Membership(NamedTuple):
 
 
 def _note(rank: int) -> str:
-    return f"{MET}/note/{rank}"
+    return f"{MEETING}/note/{rank}"
 
 
 class _Meeting:
@@ -195,7 +195,7 @@ class _Meeting:
 
     def hold(self, store: Any) -> dict[int, Any]:
         """The values that count, by rank; ``store`` is this meeting's own."""
-        came, notes = f"{MET}/came", {rank: _note(rank) for rank in self._due}
+        came, notes = f"{MEETING}/came", {rank: _note(rank) for rank in self._due}
         looked_s, has_told = self._start_s, False
         while True:
             is_over, own = self._is_over, self._own()  # in this order: the last value counts
