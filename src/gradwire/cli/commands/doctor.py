@@ -300,7 +300,7 @@ def doctor(
     """Look at this machine and measure its link; prints Markdown to paste into an issue.
 
     Started by torchrun, the link between its ranks is measured and rank 0 prints; otherwise the
-    loopback between two processes.
+    loopback between two ranks in this process.
     """
     report = _measured() if link else None
     if int(os.environ.get("RANK", "0")) != 0:
