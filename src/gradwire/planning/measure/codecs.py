@@ -35,6 +35,7 @@ from ...exchange.local import drive
 from ...runtime.step.engine import Engine, figures_of_all
 from ..data.cluster import PRIMITIVES, CodecFit, Primitive
 from ..data.fit import LineFit, fit_line
+from .layers import no_progress
 
 SIZES = (2**12, 2**14, 2**16, 2**18, 2**20, 2**22)
 """Elements of float32: from a bias to the largest layers, in and out of the caches."""
@@ -51,7 +52,7 @@ def measure_codecs(
     world: int = 2,
     sizes: Sequence[int] = SIZES,
     budget_s: float = BUDGET_S,
-    advance: Callable[..., None] | None = None,
+    advance: Callable[..., None] = no_progress,
 ) -> dict[str, CodecFit]:
     """Measures compressors of these names (None: all there are) with their default settings.
 
@@ -68,10 +69,9 @@ def measure_codecs(
     chosen = {name: load("compress", name)() for name in wanted}
     fits = {}
     for name, codec in chosen.items():
-        told = None if advance is None else partial(advance, note=name)
         timed = _Codec if isinstance(codec, Compressor) else _Text
         cases = [timed(codec, numel, world) for numel in sizes]
-        rounds = _rounds(cases, budget_s, told)
+        rounds = _rounds(cases, budget_s, partial(advance, note=name))
         fits[name] = CodecFit(**{key: _fit(key, cases, rounds) for key in PRIMITIVES})
     return fits
 
@@ -204,7 +204,7 @@ class _Text(_Case):
 
 
 def _rounds(
-    codecs: Sequence[_Case], budget_s: float, told: Callable[[float], None] | None
+    codecs: Sequence[_Case], budget_s: float, told: Callable[[float], None]
 ) -> list[list[dict[Primitive, float]]]:
     """Mean seconds of a turn of each codec in each round; a round goes through all sizes.
 
@@ -219,8 +219,7 @@ def _rounds(
         for codec, count, own in zip(codecs, per_round, rounds, strict=True):
             turns = [codec.turn_s() for _ in range(count)]
             own.append({key: statistics.fmean(turn[key] for turn in turns) for key in PRIMITIVES})
-            if told is not None:
-                told(1 / ROUNDS)
+            told(1 / ROUNDS)
     return rounds
 
 

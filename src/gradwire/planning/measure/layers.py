@@ -214,6 +214,10 @@ def versions(model: nn.Module) -> dict[str, int]:
 # ---- layers ------------------------------------------------------------------------------------
 
 
+def no_progress(amount: float = 1, note: str = "") -> None:
+    """Does nothing with progress, for callers that give no ``advance``."""
+
+
 TrainingStep = Callable[[], object]
 """Runs one forward and backward of the model on one batch; what it returns is not looked at."""
 
@@ -229,7 +233,7 @@ def profile(
     iterations: int | None = None,
     batch_size: int | None = None,
     name: str | None = None,
-    advance: Callable[..., None] | None = None,
+    advance: Callable[..., None] = no_progress,
 ) -> Profile:
     """Measures a model's layers in ``iterations`` steps, and as many more without hooks.
 
@@ -260,8 +264,7 @@ def profile(
         seen = _observe(model, watched, step)
         if batch_size is None and seen.batch_size is None:
             raise invalid("batch_size", None, "given", "no tensor is passed to the model itself")
-        told = advance or no_progress
-        forward_s, backward_s, facts = _measure(model, seen, step, iterations, told)
+        forward_s, backward_s, facts = _measure(model, seen, step, iterations, advance)
     return Profile(
         model=name or type(model).__name__,
         source=_source(devices, iterations),
@@ -280,10 +283,6 @@ def device_waiter(devices: set[torch.device]) -> Callable[[], None]:
             torch.cuda.synchronize(device)
 
     return synchronise
-
-
-def no_progress(amount: float = 1, note: str = "") -> None:
-    """Does nothing with progress, for callers that give no ``advance``."""
 
 
 def looked_into(model: nn.Module) -> nn.Module:

@@ -58,7 +58,7 @@ from ..data.fit import LineFit, fit_line
 from ..data.stored import Stored
 from .codecs import SIZES as CODEC_SIZES
 from .codecs import measure_codecs, median_pace
-from .layers import device_waiter
+from .layers import device_waiter, no_progress
 
 Figures = TypeVar("Figures", bound=Stored)
 
@@ -124,7 +124,7 @@ def measure_cluster(
     budget_s: float = BUDGET_S,
     rounds: int = ROUNDS,
     codecs: Mapping[str, CodecFit] | None = None,
-    advance: Callable[..., None] | None = None,
+    advance: Callable[..., None] = no_progress,
 ) -> Cluster:
     """Measures verbs among the engine's ranks, all of which call this alike.
 
@@ -282,7 +282,7 @@ def _message_s(
     cases: Sequence[_Case],
     budget_s: float,
     rounds: int,
-    advance: Callable[..., None] | None = None,
+    advance: Callable[..., None] = no_progress,
 ) -> list[float]:
     """Seconds a message of each case: the median of one run in each round.
 
@@ -301,8 +301,7 @@ def _message_s(
             busy_s = time.process_time()
             taken_s.append(_run_s(engine, case.makers, count) / count)
             case.busy_s.append((time.process_time() - busy_s) / count)
-            if advance is not None:
-                advance(1 / rounds, f"{case.verb} {case.numel * ITEM_BYTES} bytes")
+            advance(1 / rounds, f"{case.verb} {case.numel * ITEM_BYTES} bytes")
     return [statistics.median(_slowest(engine, taken_s)) for taken_s in runs_s]
 
 
@@ -480,7 +479,7 @@ def torch_all_reduces(
     sizes_bytes: Sequence[int] = TORCH_SIZES_BYTES,
     *,
     device: torch.device | None = None,
-    advance: Callable[..., None] = lambda note: None,
+    advance: Callable[..., None] = no_progress,
 ) -> LinkReport:
     """Times torch's own all-reduces of float32 in a group; every rank of it must call this alike.
 
