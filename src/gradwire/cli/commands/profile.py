@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ from ...errors import InvalidSetting, invalid
 from ...planning import catalogue
 from ...planning.data.cluster import PRIMITIVES, Cluster
 from ...planning.data.profile import Profile
+from ...planning.data.sparsity import SparsityProfile
 from ..report.output import Fractions, emit, progress
 from ..report.table import Row
 from ._inputs import read_settings
@@ -90,12 +91,7 @@ def profile(
         measured = None if own is None else _profiled(own, iterations)
         if own is not None and measured is not None and sparsity:
             asked_for = {"compressor": sparsifier, "settings": read_settings(settings or ())}
-            zeros = extension("zeros")
-            with progress("looking for zeros", total=batches or zeros.NUM_GRADIENTS) as advance:
-                found = zeros.measure_group_sparsity(
-                    *own, num_gradients=batches, advance=advance, **asked_for
-                )
-            measured = measured.with_sparsity(found)
+            measured = measured.with_sparsity(_zeros(own, batches, asked_for))
         cluster = _cluster(hosts, rate, codecs, asked)
     if int(os.environ.get("RANK", "0")) != 0:
         return
@@ -105,6 +101,15 @@ def profile(
         _draw(measured, cluster, picture, model)
     if not as_json:
         typer.echo(f"written to {out}")
+
+
+def _zeros(own: Made, batches: int | None, asked_for: Mapping[str, object]) -> SparsityProfile:
+    zeros = extension("zeros")
+    with progress("looking for zeros", total=batches or zeros.NUM_GRADIENTS) as advance:
+        found: SparsityProfile = zeros.measure_group_sparsity(
+            *own, num_gradients=batches, advance=advance, **asked_for
+        )
+    return found
 
 
 def _refuse_useless(

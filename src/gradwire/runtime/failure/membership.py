@@ -101,9 +101,9 @@ class Membership(NamedTuple):
         if self.world == 1:
             return decide({self.rank: own})
         due = range(self.world) if due is None else sorted(due)
-        meeting = _Meeting(self.rank, due, own if callable(own) else lambda: own)
+        meeting = _Meeting(self.rank, due, own if callable(own) else lambda: own, timeout)
         values: Mapping[int, Any] = self.ask(
-            meeting.hold, timeout, what, partial(meeting.watch, look, timeout)
+            meeting.hold, timeout, what, partial(meeting.watch, look)
         )
         absent = tuple(rank for rank in due if rank not in values)
         if absent and not is_partial:
@@ -181,24 +181,26 @@ class _Meeting:
     The first waits for values, the second calls a ``Look`` meanwhile, even if the store is silent.
     """
 
-    def __init__(self, rank: int, due: Sequence[int], own: Callable[[], Any]) -> None:
+    def __init__(
+        self, rank: int, due: Sequence[int], own: Callable[[], Any], timeout: timedelta
+    ) -> None:
         self._rank, self._due, self._own = rank, due, own
-        self._start_s = time.monotonic()
+        self._end_s = time.monotonic() + timeout.total_seconds()
         self._found: dict[int, Any] = {}
         self._is_over = False
 
-    def watch(self, look: Look, timeout: timedelta) -> None:
-        """Calls ``look``, and ends the meeting if nobody is left to wait for, or time is up."""
+    def watch(self, look: Look) -> None:
+        """Calls ``look``, and ends the meeting if nobody is left to wait for."""
         found = self._found
         self._is_over |= bool(look([rank for rank in self._due if rank not in found], found))
-        self._is_over |= time.monotonic() - self._start_s > timeout.total_seconds()
 
     def hold(self, store: Any) -> dict[int, Any]:
         """The values that count, by rank; ``store`` is this meeting's own."""
         came, notes = f"{MEETING}/came", {rank: _note(rank) for rank in self._due}
-        looked_s, has_told = self._start_s, False
+        looked_s, has_told = time.monotonic(), False
         while True:
-            is_over, own = self._is_over, self._own()  # in this order: the last value counts
+            is_over = self._is_over or time.monotonic() > self._end_s
+            own = self._own()  # after that, so that the last value counts
             if own is not None and not has_told:
                 store.set(notes[self._rank], json.dumps(own))
                 has_told = True
