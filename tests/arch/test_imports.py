@@ -47,8 +47,7 @@ ORDER = {
 
 DISTRIBUTED = {
     "runtime": "carries the verbs out",
-    "planning/measure/torch_allreduce.py": "measures torch's own all-reduce",
-    "planning/measure/links.py": "joins the ranks that torchrun started",
+    "planning/measure/links.py": "joins ranks of torchrun, and measures torch's all-reduce",
     "integrations": "meets frameworks that hold process groups",
     "gradwire_bench": "starts ranks, and compares with torch's own collectives",
     "papers": "the ranks of what they measure are joined by it",
@@ -63,7 +62,6 @@ PROCESSES = {
     "gradwire_bench/testbed/launch.py": "starts ranks on hosts",
     "gradwire_bench/testbed/netns.py": "starts the process that holds the namespaces",
     "kernels/compiler.py": "runs the C++ compiler",
-    "planning/measure/torch_allreduce.py": "starts two ranks for the loopback",
 }
 """Files that may start processes, and why."""
 

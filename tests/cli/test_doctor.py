@@ -13,7 +13,7 @@ from gradwire.cli.commands import doctor as diagnosis
 from gradwire.cli.commands.doctor import fit_rows, link_warnings
 from gradwire.cli.report.table import Row
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.measure.torch_allreduce import LinkReport
+from gradwire.planning.measure.links import LinkReport
 from tests.cli.conftest import Ended
 from tests.each import each
 

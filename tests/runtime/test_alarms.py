@@ -17,9 +17,10 @@ import gradwire as gw
 from gradwire.contract.verbs import Among
 from gradwire.errors import RankFailed
 from gradwire.runtime.failure import pulse
-from gradwire.runtime.failure.membership import Membership
+from gradwire.runtime.failure.membership import MEETING, Membership
 from gradwire.runtime.failure.pulse import MOST_CHARACTERS, Alarm, said
 from gradwire.runtime.handle import Handle
+from gradwire.runtime.step import wire
 from gradwire.runtime.step.task_graph import Task
 from gradwire.runtime.step.wire import default_store
 from tests.runtime.ranks import Ranks
@@ -231,7 +232,7 @@ def left_in_store(rank: int, world: int) -> bool:
     """Whether this rank's note stays in the store, for as long as anybody cares to look."""
     handle = gw.attach(Net(), "none")
     engine = handle.synchroniser.engine
-    key, deadline_s = f"gradwire/{engine.who.name}/note/{rank}", time.monotonic() + 20
+    key, deadline_s = f"gradwire/{engine.who.name}/{MEETING}/note/{rank}", time.monotonic() + 20
     store = default_store().clone()
     while (stays := store.check([key])) and time.monotonic() < deadline_s:
         time.sleep(0.01)
@@ -243,13 +244,14 @@ def test_what_ranks_agreed_on_does_not_stay_in_the_store(two: Ranks) -> None:
     assert two.run(left_in_store) == [False, False]
 
 
-def test_the_first_who_gives_up_waiting_tells_the_others() -> None:
+def test_the_first_who_gives_up_waiting_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have no reason to wait on, and its process may hold the store, and end."""
-    store, found = dist.HashStore(), {}
+    store, found = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), False), {}
+    monkeypatch.setattr(wire, "_given", [store])
 
     def share(rank: int, timeout: timedelta) -> None:
         try:
-            Membership("three", rank, 3)._shared(store, "", timeout, "attach", None)
+            Membership(f"{wire.REJOINED} three", rank, 3).agree("", len, timeout)
         except RankFailed as error:
             found[rank] = error.ranks
 

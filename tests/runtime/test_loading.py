@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -218,12 +220,14 @@ def test_a_step_begun_before_a_load_is_not_taken_for_one_begun_without(two: Rank
 
 
 def one_never_comes(rank: int, world: int) -> str:
-    """Rank 0 loads last, and its patience ends first."""
+    """Rank 0 loads last, and its patience ends first; rank 3 is in the call, and slow in it."""
     net, handle = attached(TOPK)
     [state] = at_steps(net, handle, rank, 1)
     if rank == 2:
         dist.monitored_barrier(timeout=timedelta(seconds=50))
         return ""
+    if rank == 3:
+        handle._between_steps = lambda what: time.sleep(8)  # type: ignore[method-assign]
     if rank == 0:
         handle._engine.timeout = timedelta(seconds=3)
         while not all(handle._engine.signs()[other].place.num_calls for other in (1, 3)):
@@ -317,10 +321,11 @@ class Told:
 def test_a_run_that_has_ended_asks_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store may be gone, and to find out takes many seconds."""
     told: list[Exception] = []
-    monkeypatch.setattr(joint_call, "post_refusal", lambda who, error: told.append(error))
+    refuses = sys.modules[joint_call.has_refusal.__module__]
+    monkeypatch.setattr(refuses, "post_refusal", lambda who, error: told.append(error))
     one = joint_call.JointCall(Told(), "load_state_dict()", "loaded")  # type: ignore[arg-type]
-    one.refuse(RankFailed("rank 1 of 2 stopped answering", ranks=(1,)))
-    assert told == []
     wrong = InvalidSetting("a state of another model")
-    one.refuse(wrong)
+    for error in RankFailed("rank 1 of 2 stopped answering", ranks=(1,)), wrong:
+        with pytest.raises(type(error)), one.refusing():
+            raise error
     assert told == [wrong, wrong]

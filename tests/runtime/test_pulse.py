@@ -44,7 +44,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pulse]]:
 
 
 def test_while_all_live_nobody_is_silent(ranks: list[Pulse]) -> None:
-    assert [one.silent_ranks() for one in ranks] == [()] * WORLD
+    assert [one.silent_ranks() for one in ranks] == [((), False)] * WORLD
 
 
 @pytest.mark.parametrize("lost", range(WORLD))
@@ -53,8 +53,7 @@ def test_whoever_falls_silent_is_found_by_all_others(ranks: list[Pulse], lost: i
     ranks[lost].stop()
     others = [one for one in ranks if one.rank != lost]
     with ThreadPoolExecutor() as pool:
-        assert [*pool.map(Pulse.silent_ranks, others)] == [(lost,)] * len(others)
-    assert not any(one.store_is_silent for one in others)
+        assert [*pool.map(Pulse.silent_ranks, others)] == [((lost,), False)] * len(others)
 
 
 BEFORE = Place(step=2, launched=4, num_calls=0)
@@ -82,7 +81,7 @@ def test_who_is_behind_is_late_unless_it_waits_for_the_network(
         one.waits = lambda rank=one.rank: rank in waiting  # type: ignore[misc]
     told = [(place, rank in waiting) for rank, place in enumerate(places)]
     end_s = time.monotonic() + 20  # each look is at what was read anew
-    while [sign[1:] for sign in ranks[0].signs()] != told:
+    while [sign[1:3] for sign in ranks[0].signs()] != told:
         assert time.monotonic() < end_s
     assert ranks[0].last_ranks() == late
 

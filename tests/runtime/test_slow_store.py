@@ -25,10 +25,7 @@ class Scripted(Pulse):
     def _run(self) -> None:
         for pause_s, beats in self.script:
             time.sleep(pause_s)
-            with self._news:
-                self._signs = [Sign(beat, Place(0, 0, 0)) for beat in beats]
-                self._num_reads += 1
-                self._news.notify_all()
+            self._note([Sign(beat, Place(0, 0, 0)) for beat in beats])
 
 
 def read(monkeypatch: pytest.MonkeyPatch, *script: Any) -> tuple[tuple[int, ...], bool]:
@@ -36,7 +33,7 @@ def read(monkeypatch: pytest.MonkeyPatch, *script: Any) -> tuple[tuple[int, ...]
     monkeypatch.setattr(pulse, "PERIOD_S", 0.05)
     monkeypatch.setattr(Scripted, "script", script)
     one = Scripted("test", 1, 3, lambda alarm: None, lambda: None, lambda error: None)
-    return one.silent_ranks(), one.store_is_silent
+    return one.silent_ranks()
 
 
 def test_what_a_store_does_not_tell_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,15 +66,12 @@ class Silent:
         with self._lock:
             return self._reach[min(self.looks, len(self._reach) - 1)], b""
 
-    def silent_ranks(self) -> tuple[int, ...]:
+    def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
         time.sleep(0.05)  # for who asks at the doors
         with self._lock:
             self.looks += 1
-        return (0,) if self.store_is_silent else ()
-
-    @property
-    def store_is_silent(self) -> bool:
-        return self.looks < self._answers
+            is_silent = self.looks < self._answers
+        return ((0,) if is_silent else ()), is_silent
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.runtime.ranks import Ranks
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 FEW, MANY = 8, 40
-MOST_KEYS = 2 * (1 + 4 + 1 + 3) + 1
+MOST_KEYS = 2 * (1 + 4 + 1 + 2) + 2
 """While two ranks are attached: a key of each for its channels, its door, its pulse and so on."""
 MOST_MB = 12.0
 """Of memory that may come with the attaches in between; it was 0.4 MB each before."""

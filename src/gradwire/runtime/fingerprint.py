@@ -5,7 +5,6 @@ Where ranks differ, an error names the difference.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -45,14 +44,15 @@ def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> list[Any]:
 
     Returns what each rank tells under ``NETWORK``, which may differ.
     """
-    if who.world == 1:
-        return [own.get(NETWORK)]
-    found = [json.loads(note) for note in who.share(json.dumps(own), timeout)]
-    with who.lingering():
-        refuse_if_one_did(dict(enumerate(found)), "rank {} refused to attach")
+
+    def networks(found: Mapping[int, Any]) -> list[Any]:
+        refuse_if_one_did(found, "rank {} refused to attach")
         remedy = "start all ranks with the same model, settings and versions"
-        refuse_differences(found, "rank", "do not train the same thing", remedy, difference)
-    return [other.get(NETWORK) for other in found]
+        told = [*found.values()]
+        refuse_differences(told, "rank", "do not train the same thing", remedy, difference)
+        return [other.get(NETWORK) for other in told]
+
+    return who.agree(own, networks, timeout)
 
 
 def post_refusal(who: Membership, error: Exception) -> None:
@@ -62,22 +62,33 @@ def post_refusal(who: Membership, error: Exception) -> None:
     """
     if who.world > 1:
         with suppress(RankFailed):  # of the store, beside the error that matters
-            who.post(json.dumps({_REFUSAL: f"{type(error).__name__}: {error}"}))
+            who.post({_REFUSAL: f"{type(error).__name__}: {error}"})
             who.linger()
 
 
 @contextmanager
-def refusing(who: Membership) -> Iterator[None]:
-    """Tells the other ranks, who may wait for this one, what is raised within."""
+def refusing(*groups: Membership, unless: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Tells the other ranks, who may wait for this one, what is raised within.
+
+    Errors of the types ``unless`` are not told.
+    """
     try:
         yield
+    except unless:
+        raise
     except Exception as error:
-        post_refusal(who, error)
+        for who in groups:
+            post_refusal(who, error)
         raise
 
 
+def has_refusal(found: Mapping[int, Any]) -> bool:
+    """Whether one of these values of ranks is a refusal."""
+    return any(_REFUSAL in told for told in found.values())
+
+
 def refuse_if_one_did(found: Mapping[int, Any], how: str) -> None:
-    """Raises ``RanksDiffer`` if a rank's note is a refusal; ``how`` says who, with {} for it."""
+    """Raises ``RanksDiffer`` if a rank's value is a refusal; ``how`` says who, with {} for it."""
     for rank, told in found.items():
         if refusal := told.get(_REFUSAL):
             raise RanksDiffer(f"{how.format(rank)}: {refusal}")

@@ -12,6 +12,7 @@ from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.planning.data.cluster import PRIMITIVES, Cluster
 from gradwire.planning.measure import codecs
 from gradwire.planning.measure.codecs import measure_codecs
+from gradwire.planning.measure.layers import no_progress
 from gradwire.planning.simulation.timeline import simulate_exchange
 
 SIZES = (256, 1024, 2**18)
@@ -122,6 +123,6 @@ def test_a_wait_for_others_within_a_round_counts_and_a_bad_round_does_not() -> N
             return dict.fromkeys(PRIMITIVES, seconds)
 
     cases = [Shared(numel) for numel in (1000, 2000, 3000)]
-    rounds = codecs._rounds(cases, budget_s=0.6, told=None)  # type: ignore[arg-type]
+    rounds = codecs._rounds(cases, budget_s=0.6, told=no_progress)  # type: ignore[arg-type]
     assert all(len(own) == codecs.ROUNDS for own in rounds)
     assert codecs._fit("encode", cases, rounds).seconds(1000) == pytest.approx(2e-3, rel=0.05)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -12,9 +13,9 @@ import pytest
 
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.cluster import HOP_S, VERBS, Cluster
-from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.fit import LineFit, fit_line
 from gradwire.planning.measure import links
-from gradwire.planning.measure.links import measure_cluster
+from gradwire.planning.measure.links import LinkReport, measure_cluster
 from gradwire.runtime.failure.membership import Membership
 from gradwire.runtime.step.engine import Engine
 from tests.planning.measure.links_ranks import SIZES_BYTES
@@ -108,3 +109,19 @@ def test_a_rate_needs_an_all_reduce_that_has_one() -> None:
             links._cluster(_Three(), fits, None, {})  # type: ignore[arg-type]
     given = links._cluster(_Three(), {}, 1e6, {})  # type: ignore[arg-type]
     assert (given.rate_bytes_per_s, given.hop_s) == (1e6, HOP_S)
+
+
+def test_the_rate_of_torchs_all_reduce_is_that_of_a_ring() -> None:
+    # 4 ranks send 1.5 bytes for each byte of the buffer: 1.5 / beta.
+    line = LineFit(alpha_s=0.0, per_unit_s=2.4e-7)
+    assert LinkReport(4, "gloo", line).rate_bytes_per_s == pytest.approx(6.25e6)
+    flat = LineFit(alpha_s=0.0, per_unit_s=0.0)
+    assert LinkReport(4, "gloo", flat).rate_bytes_per_s == math.inf
+
+
+def test_the_loopback_is_really_measured() -> None:
+    report = links.loopback_link()
+    assert (report.world, report.backend) == (2, "gloo")
+    assert tuple(size for size, _ in report.fit.samples) == links.TORCH_SIZES_BYTES
+    assert all(seconds > 0 for _, seconds in report.fit.samples)
+    assert report.fit == fit_line(report.fit.samples)

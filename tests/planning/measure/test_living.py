@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gradwire.planning.measure import living
-from gradwire.planning.measure.living import LayerWatch
+from gradwire.planning.measure import layers
+from gradwire.planning.measure.layers import LayerWatch
 
 
 class Clock:
@@ -56,7 +56,7 @@ class Layer(nn.Module):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(living, "clock", found)
+    monkeypatch.setattr(layers, "clock", found)
     return found
 
 

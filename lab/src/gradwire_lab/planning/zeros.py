@@ -40,9 +40,9 @@ from gradwire.planning.data.sparsity import (
     TensorSparsity,
 )
 from gradwire.planning.measure.layers import TrainingStep, looked_into, no_progress, untouched
-from gradwire.planning.measure.links import rank_0s, run_verb
+from gradwire.planning.measure.links import rank_0s
 from gradwire.runtime.failure.membership import join
-from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.step.engine import Engine, news
 
 from .index_sets import unit_sparsity
 
@@ -54,6 +54,9 @@ NUM_GRADIENTS = 16
 LARGEST_DENSITY = 0.5
 """The largest density of units that counts as sparse: single elements of more would take more bytes
 with their indices than all elements without."""
+
+SHOWN_RANKS = (2, 8, 32, 128)
+"""Numbers of ranks for which densification is shown."""
 
 _TIMED_NUMEL = 2**20
 
@@ -128,7 +131,10 @@ def measure_sparsity(
 
 
 def measure_group_sparsity(model: nn.Module, step: TrainingStep, **asked: Any) -> SparsityProfile:
-    """Measures sparsity among the ranks of torch's default group, which all call this alike."""
+    """Measures sparsity among the ranks of torch's default group, which all call this alike.
+
+    Without a group, batches stand for ranks.
+    """
     engine = Engine(
         join(None), num_channels=1, timeout=datetime.timedelta(minutes=2), on_span=lambda span: None
     )
@@ -136,6 +142,26 @@ def measure_group_sparsity(model: nn.Module, step: TrainingStep, **asked: Any) -
         return measure_sparsity(model, step, engine=engine, **asked)
     finally:
         engine.close()
+
+
+def sparsity_rows(sparsity: SparsityProfile) -> list[dict[str, object]]:
+    """A row a sparse tensor; beyond ``measured_ranks`` densification is extrapolated."""
+    found: list[dict[str, object]] = []
+    for tensor in sparsity.tensors:
+        units = tensor.units
+        found.append(
+            {
+                "name": tensor.name,
+                "unit": "elements" if units.width == 1 else f"rows of {units.width}",
+                "fraction_dense": units.density,
+                "fraction_overlap": units.overlap_mean,
+                "fraction_overlap_spread": units.overlap_spread,
+                **{f"denser_among_{ranks}": units.gamma(ranks) for ranks in SHOWN_RANKS},
+                **{f"skew_{ranks}": units.skew(ranks) for ranks in (8, 128)},
+                "measured_ranks": sparsity.num_gradients,
+            }
+        )
+    return found
 
 
 def _sparsifier(name: str, settings: Mapping[str, Any]) -> Compressor:
@@ -252,7 +278,7 @@ class _Ranks:
         if self._engine is None or self.world == 1:
             return own_K[None]
         all_WK = torch.zeros(self.world * own_K.numel(), dtype=own_K.dtype)
-        run_verb(self._engine, AllGather(all_WK, own_K))
+        news(self._engine, AllGather(all_WK, own_K))
         return all_WK.view(self.world, -1)
 
     def totals(self, own: Sequence[int]) -> list[int]:

@@ -22,7 +22,7 @@ from ..report.output import emit, installed_version, machine, progress
 from ..report.table import Row, cell, heading, markdown
 
 if TYPE_CHECKING:
-    from ...planning.measure.torch_allreduce import LinkReport
+    from ...planning.measure.links import LinkReport
 
 
 # ---- The facts behind ``gradwire doctor`` ------------------------------------------------------
@@ -300,7 +300,7 @@ def doctor(
     """Look at this machine and measure its link; prints Markdown to paste into an issue.
 
     Started by torchrun, the link between its ranks is measured and rank 0 prints; otherwise the
-    loopback between two processes.
+    loopback between two ranks in this process.
     """
     report = _measured() if link else None
     if int(os.environ.get("RANK", "0")) != 0:
@@ -370,14 +370,13 @@ def link_warnings(report: LinkReport) -> list[Row]:
 
 
 def _measured() -> LinkReport:
-    from ...planning.measure import torch_allreduce
+    from ...planning.measure import links
 
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
-        with progress("measuring the loopback"):
-            return torch_allreduce.measure_loopback()
-    with progress("measuring the link", total=len(torch_allreduce.SIZES_BYTES)) as advance:
+    is_alone = int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ
+    sizes = None if is_alone else len(links.TORCH_SIZES_BYTES)
+    with progress("measuring the loopback" if is_alone else "measuring the link", sizes) as advance:
         try:
-            return torch_allreduce.measure_launched(advance=advance)
+            return links.loopback_link() if is_alone else links.launched_link(advance)
         except RuntimeError as error:
             raise GradwireError(
                 f"the link could not be measured: {error}; check that MASTER_ADDR and the "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # ---- ``gradwire profile --sparsity`` -----------------------------------------------------------
 #
-# What is asked, who measures it, and its rows.
+# What is asked; the lab's extension ``zeros`` measures it, and makes its rows.
 
 Wanted = Annotated[bool, typer.Option("--sparsity", help="Measure where gradients are zero, too.")]
 Batches = Annotated[
@@ -39,48 +39,6 @@ Sparsifier = Annotated[str | None, typer.Option(help="Measure what this compress
 SparsifierSettings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of it, as density=0.05.")
 ]
-SHOWN_RANKS = (2, 8, 32, 128)
-
-
-def _sparsity(
-    batches: int | None,
-    sparsifier: str | None,
-    settings: dict[str, object],
-    model: nn.Module,
-    step: Callable[[], object],
-) -> SparsityProfile:
-    """Measures among torchrun's ranks, or in this process with batches as ranks."""
-    asked: dict[str, Any] = {"compressor": sparsifier, "settings": settings}
-    zeros = extension("zeros")
-    is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    measure = zeros.measure_group_sparsity if is_launched else zeros.measure_sparsity
-    with progress("looking for zeros", total=batches or zeros.NUM_GRADIENTS) as advance:
-        found: SparsityProfile = measure(
-            model, step, num_gradients=batches, advance=advance, **asked
-        )
-    return found
-
-
-def sparsity_rows(sparsity: SparsityProfile) -> list[Row]:
-    """A row a sparse tensor; beyond ``measured_ranks`` densification is extrapolated."""
-    found: list[Row] = []
-    for tensor in sparsity.tensors:
-        units = tensor.units
-        row: Row = {
-            "name": tensor.name,
-            "unit": "elements" if units.width == 1 else f"rows of {units.width}",
-            "fraction_dense": units.density,
-            "fraction_overlap": units.overlap_mean,
-            "fraction_overlap_spread": units.overlap_spread,
-        }
-        for ranks in SHOWN_RANKS:
-            row[f"denser_among_{ranks}"] = units.gamma(ranks)
-        row["skew_8"], row["skew_128"] = units.skew(8), units.skew(128)
-        row["measured_ranks"] = sparsity.num_gradients
-        found.append(row)
-    return found
-
-
 # ---- the command -------------------------------------------------------------------------------
 
 
@@ -132,8 +90,8 @@ def profile(
     with _together() if sparsity else nullcontext():
         measured = None if own is None else _profiled(own, iterations)
         if own is not None and measured is not None and sparsity:
-            zeros = _sparsity(batches, sparsifier, read_settings(settings or ()), *own)
-            measured = measured.with_sparsity(zeros)
+            asked_for = {"compressor": sparsifier, "settings": read_settings(settings or ())}
+            measured = measured.with_sparsity(_zeros(own, batches, asked_for))
         cluster = _cluster(hosts, rate, codecs, asked)
     if int(os.environ.get("RANK", "0")) != 0:
         return
@@ -143,6 +101,15 @@ def profile(
         _draw(measured, cluster, picture, model)
     if not as_json:
         typer.echo(f"written to {out}")
+
+
+def _zeros(own: Made, batches: int | None, asked_for: Mapping[str, object]) -> SparsityProfile:
+    zeros = extension("zeros")
+    with progress("looking for zeros", total=batches or zeros.NUM_GRADIENTS) as advance:
+        found: SparsityProfile = zeros.measure_group_sparsity(
+            *own, num_gradients=batches, advance=advance, **asked_for
+        )
+    return found
 
 
 def _refuse_useless(
@@ -185,12 +152,29 @@ def _draw(measured: Profile | None, cluster: Cluster | None, picture: Path, titl
 
 
 def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> Cluster | None:
-    """Measures the ranks that torchrun started or, where one is asked for, shaped hosts."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return _on_hosts(hosts or HOSTS, rate or RATE, codecs) if asked else None
-    if hosts is not None:
-        raise invalid("--hosts", hosts, "left out under torchrun", "torchrun's ranks are measured")
-    return _launched(rate, codecs)
+    """Measures the ranks that torchrun started or, where one is asked for, shaped hosts.
+
+    Where no hosts can be made, gradwire-bench measures the loopback.
+    """
+    compressors = names("compress") if codecs else ()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if hosts is not None:
+            raise invalid("--hosts", hosts, "left out under torchrun", "it measures its own ranks")
+        from ...planning.measure.links import launched_group, measure_group_links
+
+        known = None if rate is None else parse_rate(rate)
+        with progress("measuring the ranks", total=1) as advance, launched_group():
+            report = Fractions(advance)
+            return measure_group_links(report, compressors=compressors, rate_bytes_per_s=known)
+    if not asked:
+        return None
+    if (hosts := hosts or HOSTS) < 2:
+        raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
+    given = hosts, parse_rate(rate or RATE), compressors
+    testbed = extension("testbed")
+    with progress(f"measuring {hosts} hosts", total=1) as advance:
+        made: Cluster = testbed.measured_cluster(*given, Fractions(advance), timeout_s=TIMEOUT_S)
+    return made
 
 
 Made = tuple["nn.Module", Callable[[], object]]
@@ -240,35 +224,6 @@ def _profiled(made: Made, iterations: int | None) -> Profile:
         return profile_model(model, step, iterations=iterations, advance=advance)
 
 
-def _compressors(wanted: bool) -> tuple[str, ...]:
-    return names("compress") if wanted else ()
-
-
-def _on_hosts(hosts: int, rate: str, codecs: bool) -> Cluster:
-    """Measures shaped hosts of gradwire-bench, or the loopback where none can be made."""
-    if hosts < 2:
-        raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
-    testbed = extension("testbed")
-    with progress(f"measuring {hosts} hosts", total=1) as advance:
-        report = Fractions(advance)
-        made: Cluster = testbed.measured_cluster(
-            hosts, parse_rate(rate), _compressors(codecs), report, timeout_s=TIMEOUT_S
-        )
-    return made
-
-
-def _launched(rate: str | None, codecs: bool) -> Cluster:
-    """Measures the group that torchrun started."""
-    from ...planning.measure.links import launched_group, measure_group_links
-
-    with progress("measuring the ranks", total=1) as advance, launched_group():
-        return measure_group_links(
-            Fractions(advance),
-            compressors=_compressors(codecs),
-            rate_bytes_per_s=None if rate is None else parse_rate(rate),
-        )
-
-
 def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> None:
     sections: dict[str, list[Row]] = {}
     if measured is not None:
@@ -277,7 +232,7 @@ def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> N
     zeros = None if measured is None else measured.sparsity
     if zeros is not None:
         said = "sparsity" if zeros.tensors else "sparsity (no gradient is sparse)"
-        sections[f"{said}: {zeros.source}"] = sparsity_rows(zeros)
+        sections[f"{said}: {zeros.source}"] = extension("zeros").sparsity_rows(zeros)
     if cluster is not None:
         sections[f"messages: {cluster.source}"] = _link_rows(cluster)
     if cluster is not None and cluster.codecs:

@@ -1,4 +1,4 @@
-"""Measuring a model (layers), a cluster (links, torch_allreduce) and compressors (codecs).
+"""Measuring a model (layers), a cluster (links) and compressors (codecs).
 
 ``gw.profile``, ``gradwire profile`` and ``auto`` call it. An engine is handed in where ranks
 measure together. It knows no planner.

@@ -13,8 +13,11 @@ Differences from the paper: encode includes error feedback where the compressor'
 from __future__ import annotations
 
 import statistics
+import threading
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,8 +32,10 @@ from ...contract.spec import TensorSpec, squarest
 from ...contract.verbs import Compute, Steps
 from ...errors import invalid
 from ...exchange.local import drive
+from ...runtime.step.engine import Engine, figures_of_all
 from ..data.cluster import PRIMITIVES, CodecFit, Primitive
 from ..data.fit import LineFit, fit_line
+from .layers import no_progress
 
 SIZES = (2**12, 2**14, 2**16, 2**18, 2**20, 2**22)
 """Elements of float32: from a bias to the largest layers, in and out of the caches."""
@@ -47,7 +52,7 @@ def measure_codecs(
     world: int = 2,
     sizes: Sequence[int] = SIZES,
     budget_s: float = BUDGET_S,
-    advance: Callable[..., None] | None = None,
+    advance: Callable[..., None] = no_progress,
 ) -> dict[str, CodecFit]:
     """Measures compressors of these names (None: all there are) with their default settings.
 
@@ -64,17 +69,16 @@ def measure_codecs(
     chosen = {name: load("compress", name)() for name in wanted}
     fits = {}
     for name, codec in chosen.items():
-        told = None if advance is None else partial(advance, note=name)
         timed = _Codec if isinstance(codec, Compressor) else _Text
         cases = [timed(codec, numel, world) for numel in sizes]
-        rounds = _rounds(cases, budget_s, told)
+        rounds = _rounds(cases, budget_s, partial(advance, note=name))
         fits[name] = CodecFit(**{key: _fit(key, cases, rounds) for key in PRIMITIVES})
     return fits
 
 
 def _fit(
     primitive: Primitive,
-    cases: Sequence[_Codec | _Text],
+    cases: Sequence[_Case],
     rounds: Sequence[Sequence[dict[Primitive, float]]],
 ) -> LineFit:
     """The line of one computation of this name, of as many elements as they have on average."""
@@ -94,74 +98,23 @@ def _drawn(numel: int) -> Tensor:
     return torch.randn(numel, generator=random, dtype=torch.float32) * 1e-3
 
 
-class _Codec:
-    """One compressor on one gradient, with the buffers that the runtime would keep for it."""
+class _Case(ABC):
+    """Texts of one size, of which the first one's computations are timed.
 
-    def __init__(self, codec: Compressor, numel: int, world: int) -> None:
-        spec = TensorSpec("measured", numel)
-        self.numels: dict[Primitive, list[int]] = {key: [numel] for key in PRIMITIVES}
-        self.codec, self.scale = codec.for_world(world), 1 / world
-        self.state = self.codec.init(spec)
-        self.source_N = _drawn(numel)
-        self.grad_N, self.sum_N = self.source_N.clone(), torch.zeros_like(self.source_N)
-        traits = codec.traits
-        kept_N = torch.zeros_like(self.source_N)
-        self.residual_N: Tensor | None = kept_N if traits.error_feedback else None
-        if traits.additive:  # then the payload may lie in the gradient itself
-            self.buffer = payload_buffer(self.codec, Member(0, world), spec, self.grad_N)
-        else:
-            self.buffer = torch.zeros(self.codec.format(spec).size_bytes, dtype=torch.uint8)
-
-    def turn_s(self) -> dict[Primitive, float]:
-        """Seconds of each primitive, once; values start afresh, so that none fades away."""
-        self.grad_N.copy_(self.source_N)
-        self.sum_N.zero_()
-        start_s = time.perf_counter()
-        payload, self.state = self.codec.encode(
-            self.state, self.grad_N, residual_N=self.residual_N, buffer=self.buffer
-        )
-        encoded_s = time.perf_counter()
-        self.codec.merge(payload, self.sum_N, scale=self.scale)
-        merged_s = time.perf_counter()
-        self.codec.decode(payload, self.grad_N, scale=self.scale)
-        decoded_s = time.perf_counter()
-        return {
-            "encode": encoded_s - start_s,
-            "merge": merged_s - encoded_s,
-            "decode": decoded_s - merged_s,
-        }
-
-
-class _Text:
-    """An exchange of its own on one square matrix, on all ranks in turn; the first one is timed.
-
-    Every turn is the first step, in which rank 0 leads where ranks take turns: the others wait for
-    what the leader computes.
+    ``numels`` are the elements of each computation of the last turn, by its name.
     """
 
-    def __init__(self, exchange: Exchange, numel: int, world: int) -> None:
-        spec = TensorSpec("measured", numel, shapes=squarest(numel))
-        self.exchange = exchange
-        self.source_N = _drawn(numel)
-        self.members = [Member(rank, world) for rank in range(world)]
-        self.states = [exchange.init(spec, world) for _ in self.members]
-        self.grads = [self.source_N.clone() for _ in self.members]
-        self.residuals = [torch.zeros_like(self.source_N) for _ in self.members]
-        self.numels: dict[Primitive, list[int]] = {}
-        """Elements of each computation of the last turn, by its name."""
+    numels: dict[Primitive, list[int]]
+
+    @abstractmethod
+    def texts(self) -> list[Steps[Any]]:
+        """The texts of a turn, a rank's each; values start afresh, so that none fades away."""
 
     def turn_s(self) -> dict[Primitive, float]:
-        """Seconds of each primitive, once or more often, with error feedback."""
-        for grad_N, residual_N in zip(self.grads, self.residuals, strict=True):
-            grad_N.copy_(self.source_N)
-            residual_N.zero_()
+        """Seconds of each primitive, once or more often."""
         self.numels = {key: [] for key in PRIMITIVES}
         seconds: dict[Primitive, float] = dict.fromkeys(PRIMITIVES, 0.0)
-        ranks = zip(self.members, self.states, self.grads, self.residuals, strict=True)
-        first, *others = (
-            self.exchange.synchronise(me, state, grad_N, grad_N, residual_N)
-            for me, state, grad_N, residual_N in ranks
-        )
+        first, *others = self.texts()
         drive([self._clocked(first, seconds), *others])
         return seconds
 
@@ -194,8 +147,64 @@ class _Text:
         return result
 
 
+class _Codec(_Case):
+    """One compressor on one gradient, with the buffers that the runtime would keep for it."""
+
+    def __init__(self, codec: Compressor, numel: int, world: int) -> None:
+        spec = TensorSpec("measured", numel)
+        self.codec, self.scale = codec.for_world(world), 1 / world
+        self.state, self.source_N = self.codec.init(spec), _drawn(numel)
+        self.grad_N, self.sum_N = self.source_N.clone(), torch.zeros_like(self.source_N)
+        traits = codec.traits
+        self.residual_N = torch.zeros_like(self.source_N) if traits.error_feedback else None
+        if traits.additive:  # then the payload may lie in the gradient itself
+            self.buffer = payload_buffer(self.codec, Member(0, world), spec, self.grad_N)
+        else:
+            self.buffer = torch.zeros(self.codec.format(spec).size_bytes, dtype=torch.uint8)
+
+    def texts(self) -> list[Steps[Any]]:
+        self.grad_N.copy_(self.source_N)
+        self.sum_N.zero_()
+        return [self._text()]
+
+    def _text(self) -> Steps[None]:
+        codec, grad_N, numel = self.codec, self.grad_N, self.grad_N.numel()
+        kept: dict[str, Any] = {"residual_N": self.residual_N, "buffer": self.buffer}
+        encode = partial(codec.encode, self.state, grad_N, **kept)
+        payload, self.state = yield Compute("encode", encode, numel)
+        for name, fn, out_N in ("merge", codec.merge, self.sum_N), ("decode", codec.decode, grad_N):
+            yield Compute(name, partial(fn, payload, out_N, scale=self.scale), numel)
+
+
+class _Text(_Case):
+    """An exchange of its own on one square matrix, on all ranks, with error feedback.
+
+    Every turn is the first step, in which rank 0 leads where ranks take turns: the others wait for
+    what the leader computes.
+    """
+
+    def __init__(self, exchange: Exchange, numel: int, world: int) -> None:
+        spec = TensorSpec("measured", numel, shapes=squarest(numel))
+        self.exchange, self.source_N = exchange, _drawn(numel)
+        self.members = [Member(rank, world) for rank in range(world)]
+        self.states = [exchange.init(spec, world) for _ in self.members]
+        self.grads, self.residuals = (
+            [self.source_N.clone() for _ in self.members] for _ in range(2)
+        )
+
+    def texts(self) -> list[Steps[Any]]:
+        for grad_N, residual_N in zip(self.grads, self.residuals, strict=True):
+            grad_N.copy_(self.source_N)
+            residual_N.zero_()
+        ranks = zip(self.members, self.states, self.grads, self.residuals, strict=True)
+        return [
+            self.exchange.synchronise(me, state, grad_N, grad_N, residual_N)
+            for me, state, grad_N, residual_N in ranks
+        ]
+
+
 def _rounds(
-    codecs: Sequence[_Codec | _Text], budget_s: float, told: Callable[[float], None] | None
+    codecs: Sequence[_Case], budget_s: float, told: Callable[[float], None]
 ) -> list[list[dict[Primitive, float]]]:
     """Mean seconds of a turn of each codec in each round; a round goes through all sizes.
 
@@ -210,6 +219,61 @@ def _rounds(
         for codec, count, own in zip(codecs, per_round, rounds, strict=True):
             turns = [codec.turn_s() for _ in range(count)]
             own.append({key: statistics.fmean(turn[key] for turn in turns) for key in PRIMITIVES})
-            if told is not None:
-                told(1 / ROUNDS)
+            told(1 / ROUNDS)
     return rounds
+
+
+# ---- median_pace: a model's computations while its rank's compute lane is busy ------------------
+
+SIDE, NUMEL = 256, 2**18
+"""The matrices that stand for the model, and the gradient that is encoded beside them; both take
+about half a millisecond."""
+
+
+def median_pace(engine: Engine, *, budget_s: float = 0.04, rounds: int = 5) -> float:
+    """The pace of multiplications while another thread encodes, from 0 to 1: ``Cluster.beside``.
+
+    Two threads that share a core go on at half their pace each. That counts as 0, as if one of them
+    waited for the other. It is the median of all ranks, which call this alike: those that share
+    cores measure what it costs them together. Each of ``2 * rounds`` turns takes ``budget_s``.
+    """
+    left_SS = torch.eye(SIDE, dtype=torch.float32)
+    out_SS = torch.empty_like(left_SS)
+
+    def num_done() -> int:
+        figures_of_all(engine, [0.0])  # which returns on all ranks at once
+        end_s, count = time.perf_counter() + budget_s, 0
+        while time.perf_counter() < end_s:
+            torch.mm(left_SS, left_SS, out=out_SS)
+            count += 1
+        return count
+
+    shares = []
+    for _ in range(rounds):
+        alone = num_done()
+        with _lane_busy():
+            shares.append(num_done() / max(1, alone))
+    own = min(1.0, max(0.0, 2 * statistics.median(shares) - 1))
+    return statistics.median(rank for (rank,) in figures_of_all(engine, [own]))
+
+
+@contextmanager
+def _lane_busy() -> Iterator[None]:
+    """A thread that encodes without a pause."""
+    over, spec = threading.Event(), TensorSpec("measured", NUMEL)
+    codec: Compressor = load("compress", "uniform")()
+    grad_N = torch.linspace(-1, 1, NUMEL, dtype=torch.float32)
+    buffer = torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8)
+
+    def encode() -> None:
+        state = codec.init(spec)
+        while not over.is_set():
+            _, state = codec.encode(state, grad_N, buffer=buffer)
+
+    lane = threading.Thread(target=encode)
+    lane.start()
+    try:
+        yield
+    finally:
+        over.set()
+        lane.join()

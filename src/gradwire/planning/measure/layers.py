@@ -5,7 +5,7 @@ Source: US-Byte, section 5.1: hooks at every tensor, a device synchronisation at
     between two synchronisations, averaged over 50 measurements.
 Differences from the paper: the median and not the mean, as other work on the machine only ever adds
     time. Forward times come from the same steps, not from a copy of the model's code. Every moment
-    of a step is charged to some layer (``LayerTimer`` says to which), and layers' medians are
+    of a step is charged to some layer (``Marks`` says to which), and layers' medians are
     scaled to the median of steps without hooks that ran in turn with those with hooks: they add
     up to what the step really takes, and the hooks' own time is not in them."""
 
@@ -15,11 +15,15 @@ import datetime
 import platform
 import random
 import statistics
+import threading
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter as clock
+from time import thread_time
 from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
@@ -28,12 +32,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import InvalidSetting, invalid
+from ...runtime.step.hooked import Hooked
 from ...runtime.step.messages import as_reals
 from ..data.profile import GradientDType, Layer, Measurement, Profile, ProfiledTensor
 
-# ---- LayerTimer --------------------------------------------------------------------------------
-#
-# Charges every moment of a step to one layer's forward or backward.
+# ---- Marks --------------------------------------------------------------------------------------
 #
 # A mark ends a stretch of time. In the forward pass a layer's marks are where it is entered, so
 # what runs between two layers (activations, residual sums, the loss) is charged to the earlier
@@ -41,117 +44,127 @@ from ..data.profile import GradientDType, Layer, Measurement, Profile, ProfiledT
 # of it is ready, so what runs between two layers is charged to the later one, which waits for it.
 # Both ways nothing is lost and nothing counts twice.
 
+BEGUN, ENTERED, LEFT, READY, ENDED = "begun", "entered", "left", "ready", "ended"
+"""A step, a module's forward, the end of a forward pass, a gradient, the end of a backward pass."""
 
-class LayerTimer:
-    """Seconds of one step at a time, by layer: ``forward_s[i]`` and ``backward_s[i]``.
 
-    ``synchronise`` waits until the device has done what was asked of it; it is called at each mark.
-    ``order`` lists the parameters whose gradients became ready, in that order.
+class Moment(NamedTuple):
+    """A moment: its kind, its module or the name of its gradient, and when it was."""
+
+    kind: str
+    what: Any
+    at_s: float
+
+
+def is_in_backward() -> bool:
+    """Whether this thread carries a backward pass out; what is computed there counts there."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+class Marks:
+    """The marks of a model's steps, by hooks in ``modules`` and at the parameters ``params``.
+
+    Each waits until the device has done what was asked of it.
     """
 
-    def __init__(self, num_layers: int, synchronise: Callable[[], None]) -> None:
-        self._num_layers, self._synchronise = num_layers, synchronise
-        self._begin()
+    def __init__(
+        self, model: nn.Module, modules: Iterable[nn.Module], params: Mapping[str, Any]
+    ) -> None:
+        self._model, self._params = model, dict(params)
+        self._wait = device_waiter({param.device for param in model.parameters()})
+        self.marks: list[Moment] = []
+        self.batch_size: int | None = None
+        self._undo = ExitStack()
+        for module in modules:
+            hook = Hooked(module.register_forward_pre_hook, self._enter, with_kwargs=True)
+            self._undo.callback(hook.remove)
+        for name, param in self._params.items():
+            self._undo.callback(self._watch(name, param).remove)
 
-    def _begin(self) -> None:
-        self.forward_s = [0.0] * self._num_layers
-        self.backward_s = [0.0] * self._num_layers
-        self.order: list[str] = []
-        self.num_backwards = 0
-        self._entered = self._last_ready = 0
-        self._depth = 0  # reentrant checkpoints call backward inside of backward
-        self._synchronise()
-        self._last_s = clock()
+    def remove(self) -> None:
+        """Removes all hooks."""
+        self._undo.close()
 
-    def run(self, step: Callable[[], object]) -> None:
-        """Runs one step; its seconds then stand in ``forward_s`` and ``backward_s``."""
-        self._begin()
-        with _watched_backward(self):
+    def note(self, kind: str, what: Any = None) -> None:
+        """Marks this moment."""
+        self._wait()
+        self.marks.append(Moment(kind, what, clock()))
+
+    def run(self, step: Callable[[], object]) -> list[Moment]:
+        """The marks of one step, with those of its backward passes."""
+        self.marks = []
+        self.note(BEGUN)
+        with self._watched_backward():
             step()
-        self._charge(self.forward_s, self._entered)
+        self.note(LEFT)
+        return self.marks
 
-    @property
-    def step_s(self) -> float:
-        """Seconds of the last step: what was charged, all in all."""
-        return sum(self.forward_s) + sum(self.backward_s)
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_in_backward():
+            return
+        if module is self._model and self.batch_size is None:
+            given = (*args, *kwargs.values())
+            sizes = (len(value) for value in given if isinstance(value, Tensor) and value.dim())
+            self.batch_size = next(sizes, None)
+        self.note(ENTERED, module)
 
-    def enter(self, layer: int) -> None:
-        """A layer's forward begins; within a backward it is a recomputation, which counts there."""
-        if not self._depth:
-            self._charge(self.forward_s, self._entered)
-            self._entered = layer
+    def _watch(self, name: str, param: Any) -> Any:
+        this = weakref.ref(self)  # the garbage collector does not see what a parameter's hooks hold
 
-    def ready(self, layer: int, name: str) -> None:
-        """A gradient of a layer is ready."""
-        self._charge(self.backward_s, layer)
-        self._last_ready = layer
-        self.order.append(name)
+        def ready(param: Tensor) -> None:
+            marks = this()
+            if marks is not None:
+                marks.note(READY, name)
 
-    def backward_begins(self) -> None:
-        if not self._depth:
-            self._charge(self.forward_s, self._entered)
-            self.num_backwards += 1
-        self._depth += 1
+        hook = param.register_post_accumulate_grad_hook(ready)
+        # First: behind the exchange's hook it would keep the gradient from being lent.
+        param._post_accumulate_grad_hooks.move_to_end(hook.id, last=False)
+        return hook
 
-    def backward_ends(self) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._charge(self.backward_s, self._last_ready)
-            self._entered = 0  # what a step does afterwards, the next forward waits for
+    @contextmanager
+    def _watched_backward(self) -> Iterator[None]:
+        """Marks where backward passes begin and end.
 
-    def _charge(self, seconds: list[float], layer: int) -> None:
-        self._synchronise()
-        now_s = clock()
-        seconds[layer] += now_s - self._last_s
-        self._last_s = now_s
+        ``loss.backward()`` looks ``torch.autograd.backward`` up at each call. No hook fires before
+        the first gradient is computed, so there is no other place that knows when the loss is.
+        """
+        original = torch.autograd.backward
 
+        def backward(*args: Any, **kwargs: Any) -> None:
+            if is_in_backward():  # as reentrant checkpoints call it
+                return original(*args, **kwargs)
+            self.note(LEFT)
+            try:
+                original(*args, **kwargs)
+            finally:
+                self.note(ENDED)
 
-@contextmanager
-def hooked(
-    timer: LayerTimer, entries: Mapping[nn.Module, int], parameters: Mapping[str, Any]
-) -> Iterator[None]:
-    """Hooks that mark the entry of each module, and the gradient of each parameter by its name.
-
-    ``entries`` maps modules to layers; ``parameters`` names to (parameter, layer).
-    """
-    with ExitStack() as stack:
-        for module, layer in entries.items():
-            stack.callback(module.register_forward_pre_hook(_entering(timer, layer)).remove)
-        for name, (parameter, layer) in parameters.items():
-            hook = _getting_ready(timer, layer, name)
-            stack.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
-        yield
-
-
-def _entering(timer: LayerTimer, layer: int) -> Callable[..., None]:
-    return lambda module, inputs: timer.enter(layer)
-
-
-def _getting_ready(timer: LayerTimer, layer: int, name: str) -> Callable[..., None]:
-    return lambda parameter: timer.ready(layer, name)
-
-
-@contextmanager
-def _watched_backward(timer: LayerTimer) -> Iterator[None]:
-    """Tells the timer where backward passes begin and end.
-
-    ``loss.backward()`` looks ``torch.autograd.backward`` up at each call. No hook fires before the
-    first gradient is computed, so there is no other place that knows when the loss is.
-    """
-    original = torch.autograd.backward
-
-    def backward(*args: Any, **kwargs: Any) -> None:
-        timer.backward_begins()
+        torch.autograd.backward = backward
         try:
-            original(*args, **kwargs)
+            yield
         finally:
-            timer.backward_ends()
+            torch.autograd.backward = original
 
-    torch.autograd.backward = backward
-    try:
-        yield
-    finally:
-        torch.autograd.backward = original
+
+def charged(marks: Sequence[Moment], seen: Seen) -> tuple[list[float], list[float]]:
+    """Seconds of a step's layers, forward and backward, from its first mark on."""
+    place = {module: number for number, (_, module) in enumerate(seen.layers)}
+    forward_s, backward_s = ([0.0] * max(1, len(place)) for _ in range(2))
+    at = last = 0
+    (_, first, last_s), *others = marks
+    at = place.get(first, 0)
+    for kind, what, now_s in others:
+        if kind == ENTERED and what not in place:
+            continue
+        if kind in (ENTERED, LEFT):
+            forward_s[at] += now_s - last_s
+            at = place.get(what, at)
+        else:
+            last = seen.parameters[what][1] if kind == READY else last
+            backward_s[last] += now_s - last_s
+            at = 0 if kind == ENDED else at  # what a step does then, the next forward waits for
+        last_s = now_s
+    return forward_s, backward_s
 
 
 # ---- untouched ---------------------------------------------------------------------------------
@@ -173,12 +186,15 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for module in model.modules()
         for name, buffer in module._buffers.items()
     ]
+    states = random.getstate(), np.random.get_state()
     for parameter, _ in grads:
         parameter.grad = None
     try:
-        with _same_random_numbers():
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield
     finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
         for parameter, grad in grads:
             parameter.grad = grad
         for module, mode in modes:
@@ -195,19 +211,11 @@ def versions(model: nn.Module) -> dict[str, int]:
     return {name: parameter._version for name, parameter in model.named_parameters()}
 
 
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """After the block, code draws the random numbers that it would have drawn without the block."""
-    states = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-
-
 # ---- layers ------------------------------------------------------------------------------------
+
+
+def no_progress(amount: float = 1, note: str = "") -> None:
+    """Does nothing with progress, for callers that give no ``advance``."""
 
 
 TrainingStep = Callable[[], object]
@@ -225,7 +233,7 @@ def profile(
     iterations: int | None = None,
     batch_size: int | None = None,
     name: str | None = None,
-    advance: Callable[..., None] | None = None,
+    advance: Callable[..., None] = no_progress,
 ) -> Profile:
     """Measures the seconds of a model's layers, forward and backward.
 
@@ -262,32 +270,22 @@ def profile(
             "model", type(model).__name__, "one with trainable parameters", "unfreeze one"
         )
     devices = {parameter.device for parameter in watched.values()}
-    iterations = _number_of_steps(iterations, devices)
+    default = ITERATIONS["cuda" if any(device.type == "cuda" for device in devices) else "cpu"]
+    if iterations is not None and iterations < 1:
+        raise invalid("iterations", iterations, "1 or more", f"{default} is the default")
+    iterations = iterations or default
     with untouched(model):
         seen = _observe(model, watched, step)
         if batch_size is None and seen.batch_size is None:
             raise invalid("batch_size", None, "given", "no tensor is passed to the model itself")
-        times = _measure(seen, step, iterations, device_waiter(devices), advance or no_progress)
+        forward_s, backward_s, facts = _measure(model, seen, step, iterations, advance)
     return Profile(
         model=name or type(model).__name__,
         source=_source(devices, iterations),
         batch_size=batch_size or seen.batch_size or 1,
-        layers=layers_of(seen, times.forward_s, times.backward_s),
-        measurement=Measurement(
-            iterations=iterations,
-            profiling_s=time.perf_counter() - start_s,
-            step_s=times.step_s,
-            hooked_step_s=times.hooked_step_s,
-            backward_order=times.order,
-        ),
+        layers=layers_of(seen, forward_s, backward_s),
+        measurement=facts.model_copy(update={"profiling_s": time.perf_counter() - start_s}),
     )
-
-
-def _number_of_steps(wanted: int | None, devices: set[torch.device]) -> int:
-    default = ITERATIONS["cuda" if any(device.type == "cuda" for device in devices) else "cpu"]
-    if wanted is not None and wanted < 1:
-        raise invalid("iterations", wanted, "1 or more", f"{default} is the default")
-    return default if wanted is None else wanted
 
 
 def device_waiter(devices: set[torch.device]) -> Callable[[], None]:
@@ -299,10 +297,6 @@ def device_waiter(devices: set[torch.device]) -> Callable[[], None]:
             torch.cuda.synchronize(device)
 
     return synchronise
-
-
-def no_progress(amount: float = 1, note: str = "") -> None:
-    """Does nothing with progress, for callers that give no ``advance``."""
 
 
 def looked_into(model: nn.Module) -> nn.Module:
@@ -330,38 +324,27 @@ class Seen:
 
 def _observe(model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep) -> Seen:
     """Runs a step and looks which modules it calls and which parameters get gradients."""
-    called: dict[nn.Module, None] = {}
-    sizes: list[int] = []
-
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        called.setdefault(module)
-        if module is model:
-            given = (*args, *kwargs.values())
-            sizes.extend(len(value) for value in given if isinstance(value, Tensor) and value.dim())
-
-    timer = LayerTimer(1, lambda: None)
     before = versions(model)
-    with ExitStack() as stack:
-        for module in model.modules():
-            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-        stack.enter_context(hooked(timer, {}, {key: (p, 0) for key, p in watched.items()}))
-        timer.run(step)
+    marks = Marks(model, model.modules(), watched)
+    try:
+        found = marks.run(step)
+    finally:
+        marks.remove()
     changed = [key for key, version in versions(model).items() if version != before[key]]
     if changed:
         raise _wrong_step(f"changed {_listed(changed)}", "leave the optimizer out of it")
+    called = [mark.what for mark in found if mark.kind == ENTERED]
     if not called:
         raise _wrong_step("called no module of this model", "let it run the model given here")
-    if not timer.num_backwards:
+    if not any(mark.kind == ENDED for mark in found):
         raise _wrong_step("ran no backward", "let it call loss.backward()")
-    without = sorted(watched.keys() - set(timer.order))
+    without = sorted(watched.keys() - {mark.what for mark in found if mark.kind == READY})
     if without:
         raise _wrong_step(
             f"gave no gradient to {_listed(without)}",
             "set requires_grad to False where none is wanted, or profile a step that uses them",
         )
-    # A model that is only called in parts is entered when its step begins.
-    order = list(called) if model in called else [model, *called]
-    return in_order(model, watched, order, sizes[0] if sizes else None)
+    return in_order(model, watched, called, marks.batch_size)
 
 
 def _wrong_step(what: str, remedy: str) -> InvalidSetting:
@@ -376,12 +359,13 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def in_order(
-    model: nn.Module,
-    watched: dict[str, nn.Parameter],
-    called: list[nn.Module],
-    batch_size: int | None,
+    model: nn.Module, watched: Mapping[str, Any], called: list[nn.Module], batch_size: int | None
 ) -> Seen:
-    """Gives every parameter to a module of ``called``, which are in the order of first calls."""
+    """Gives every parameter to a module of ``called``, in the order of first calls.
+
+    A model that is only called in parts is entered when its step begins.
+    """
+    called = [*dict.fromkeys(called if model in called else [model, *called])]
     place = {module: i for i, module in enumerate(called)}
     names = {module: name for name, module in model.named_modules()}
     holders: dict[Tensor, int] = {}
@@ -406,52 +390,42 @@ def _nearest(model: nn.Module, name: str, called: Container[nn.Module]) -> nn.Mo
     return model.get_submodule(name)
 
 
-class _Times(NamedTuple):
-    """Seconds of a step: of every layer, and in all without and with hooks."""
-
-    forward_s: list[float]
-    backward_s: list[float]
-    step_s: float
-    hooked_step_s: float
-    order: tuple[str, ...]
-    """The parameters' names in the order in which their gradients became ready."""
-
-
 def _measure(
-    seen: Seen,
-    step: TrainingStep,
-    iterations: int,
-    synchronise: Callable[[], None],
-    advance: Callable[..., None],
-) -> _Times:
-    """Steps without and with hooks in turn, so that a busy machine slows both."""
-    parameters = [parameter for parameter, _ in seen.parameters.values()]
-    plain, marked = LayerTimer(1, synchronise), LayerTimer(len(seen.layers), synchronise)
-    entries = {module: i for i, (_, module) in enumerate(seen.layers)}
-    plain_s, marked_s = list[list[list[float]]](), list[list[list[float]]]()
+    model: nn.Module, seen: Seen, step: TrainingStep, iterations: int, advance: Callable[..., None]
+) -> tuple[list[float], list[float], Measurement]:
+    """The layers' seconds, forward and backward, by steps without and with hooks in turn.
+
+    So a busy machine slows both. ``profiling_s`` is left to be said.
+    """
+    params = {name: parameter for name, (parameter, _) in seen.parameters.items()}
+    modules = [module for _, module in seen.layers]
+    plain_s, marked_s, order = list[Any](), list[Any](), dict[str, None]()
     for number in range(-NUM_WARM_UP, iterations):
-        _forget(parameters)
-        plain.run(step)
-        _forget(parameters)
-        with hooked(marked, entries, seen.parameters):
-            marked.run(step)
+        for hooked, rows in ((), plain_s), (modules, marked_s):
+            for parameter in params.values():
+                parameter.grad = None
+            marks = Marks(model, hooked, params if hooked else {})
+            try:
+                found = marks.run(step)
+            finally:
+                marks.remove()
+            if number >= 0:
+                rows.append(charged(found, seen))
+        # A tensor is ready when the last part of it is.
+        order = dict.fromkeys(mark.what for mark in reversed(found) if mark.kind == READY)
         advance(1, f"step {number + 1} of {iterations}" if number >= 0 else "warming up")
-        if number >= 0:
-            plain_s.append([plain.forward_s, plain.backward_s])
-            marked_s.append([marked.forward_s, marked.backward_s])
     totals_s = [[sum(one[part]) for one in plain_s] for part in (0, 1)]
     forward_s, backward_s = (
         scaled_medians([one[part] for one in marked_s], totals_s[part]) for part in (0, 1)
     )
-    step_s = sum(map(statistics.median, totals_s))
-    hooked_step_s = statistics.median(sum(map(sum, one)) for one in marked_s)
-    order = dict.fromkeys(reversed(marked.order))  # ready when the last part of it is
-    return _Times(forward_s, backward_s, step_s, hooked_step_s, tuple(reversed(order)))
-
-
-def _forget(parameters: Sequence[Tensor]) -> None:
-    for parameter in parameters:
-        parameter.grad = None
+    facts = Measurement(
+        iterations=iterations,
+        profiling_s=0.0,
+        step_s=sum(map(statistics.median, totals_s)),
+        hooked_step_s=statistics.median(sum(map(sum, one)) for one in marked_s),
+        backward_order=tuple(reversed(order)),
+    )
+    return forward_s, backward_s, facts
 
 
 def layers_of(
@@ -506,3 +480,142 @@ def _source(devices: set[torch.device], iterations: int) -> str:
         f"measured on {', '.join(named)}, {today}, torch {torch.__version__}: medians of "
         f"{iterations} steps, scaled to those of steps without hooks"
     )
+
+
+# ---- LayerWatch --------------------------------------------------------------------------------
+#
+# What every layer takes, measured in the steps of a training itself, which it neither runs nor
+# changes. Every moment of a step, from its first layer's entry to the last gradient, is charged to
+# some layer. No hook tells where the backward pass begins: what lies between the end of the model's
+# forward and the first gradient, the loss with it, counts as backward of that gradient's layer.
+# Under DDP gradients are ready when their whole bucket is, and all seconds of a bucket are those of
+# its first gradient.
+
+
+class _Step(NamedTuple):
+    """The marks of one step, and the seconds from the end of the step before it."""
+
+    other_s: float
+    marks: list[Moment]
+
+
+class LayerWatch(Marks):
+    """Hooks in a living model; ``step_ended`` closes a step, ``profile`` tells what they took.
+
+    ``params`` are the parameters whose gradients count, by name. Of several backward passes that
+    accumulate before an exchange the last one counts, and those before it are ``other_s``. Under
+    DDP ``model`` is the module inside, and the buckets of ``ddp`` tell when gradients are ready.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Mapping[str, Tensor],
+        ddp: DistributedDataParallel | None = None,
+    ) -> None:
+        # Hooks inside of a compiled model would cut its graph: it is one layer.
+        super().__init__(model, [model] if hasattr(model, "_orig_mod") else model.modules(), params)
+        self._undo.callback(Hooked(model.register_forward_hook, self._leave).remove)
+        self._steps: list[_Step] = []
+        self.seconds: list[tuple[float, float]] = []
+        """Two figures of each step: its seconds up to the last gradient, and those of them in which
+        a core worked for its thread. (0, 0) for a step that was not seen as a whole."""
+        self._last_s: float | None = None
+        self._ddp = ddp
+        self._began = self._ended = (0, 0.0)
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that were seen as a whole."""
+        return len(self._steps)
+
+    @property
+    def other_s(self) -> float:
+        """Seconds of a step in which neither layers nor the exchange are at work: the optimizer,
+        the next batch."""
+        return statistics.median(step.other_s for step in self._steps)
+
+    def step_ended(self) -> None:
+        """Closes a step whose means have arrived."""
+        if self._last_s is not None:
+            self.seconds.append((0.0, 0.0))
+        kinds = [mark.kind for mark in self.marks]
+        if self._last_s is not None and kinds[:1] == [ENTERED] and kinds[-1] == READY:
+            first_s, ready_s = self.marks[0].at_s, self.marks[-1].at_s
+            other_s = first_s - self._last_s
+            (thread, before_s), (last_thread, after_s) = self._began, self._ended
+            core_s = after_s - before_s if thread == last_thread else inf
+            self._steps.append(_Step(other_s, self.marks))
+            self.seconds[-1] = (other_s + ready_s - first_s, other_s + core_s)
+        self.marks = []
+        self._last_s = clock()
+
+    def profile(self) -> Profile:
+        """The profile of the steps so far; there is at least one."""
+        first, buckets = self._steps[0].marks, self._buckets()
+        called = [mark.what for mark in first if mark.kind == ENTERED]
+        seen = in_order(self._model, self._params, called, self.batch_size)
+        pairs = [charged(_in_buckets(step.marks, buckets), seen) for step in self._steps]
+        forward_s, backward_s = ([pair[part] for pair in pairs] for part in (0, 1))
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        return Profile(
+            model=type(self._model).__name__,
+            source=f"measured in {len(pairs)} dense steps of the training itself, {today}",
+            batch_size=self.batch_size or 1,
+            layers=layers_of(
+                seen,
+                scaled_medians(forward_s, [sum(step) for step in forward_s]),
+                scaled_medians(backward_s, [sum(step) for step in backward_s]),
+            ),
+        )
+
+    def _buckets(self) -> list[list[str]]:
+        """The names of parameters whose gradients DDP has ready together, in the order of buckets.
+
+        Without DDP there are none.
+        """
+        if self._ddp is None:
+            return []
+        names = {id(param): name for name, param in self._params.items()}
+        buckets = self._ddp.reducer._get_zeros_like_grad_buckets()  # as DDP itself asks for them
+        return [[names[id(p)] for p in bucket.parameters() if id(p) in names] for bucket in buckets]
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled() or is_in_backward():
+            return
+        if self.marks and self.marks[-1].kind == READY:  # of a backward pass that accumulated
+            self.marks = []
+        if not self.marks:
+            self._began = threading.get_ident(), thread_time()
+        super()._enter(module, args, kwargs)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.marks and self.marks[-1].kind != READY and not is_in_backward():
+            self.note(LEFT)
+
+    def note(self, kind: str, what: Any = None) -> None:
+        super().note(kind, what)
+        if kind == READY:
+            self._ended = threading.get_ident(), thread_time()
+
+
+def _in_buckets(marks: Sequence[Moment], buckets: Sequence[Sequence[str]]) -> list[Moment]:
+    """Marks with gradients as DDP has them ready: with the last of their bucket, in its order.
+
+    A bucket is ready after all those before it. First ones without any gradient take no time.
+
+    >>> ready = [Moment(READY, *one) for one in [("c", 1.0), ("a", 2.0), ("b", 3.0)]]
+    >>> [mark[1:] for mark in _in_buckets(ready, [["c", "b"], ["a"]])]
+    [('c', 3.0), ('b', 3.0), ('a', 3.0)]
+    >>> [mark[1:] for mark in _in_buckets([Moment(READY, "a", 5.0)], [["unused"], ["a"]])]
+    [('unused', 5.0), ('a', 5.0)]
+    """
+    if not buckets:
+        return list(marks)
+    found = [mark for mark in marks if mark.kind != READY]
+    at_s = {mark.what: mark.at_s for mark in marks if mark.kind == READY}
+    now_s = min(at_s.values(), default=0.0)
+    for names in buckets:
+        now_s = max([now_s, *(at_s[name] for name in names if name in at_s)])
+        found += [Moment(READY, name, now_s) for name in names]
+    return found

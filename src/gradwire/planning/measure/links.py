@@ -20,15 +20,16 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 from ...compress.none import none
 from ...contract import Exchange, Member
@@ -49,38 +50,22 @@ from ...errors import InvalidSetting, UnknownName, invalid
 from ...exchange.by_name import exchange_for
 from ...exchange.two_level import among_hosts, on_hosts
 from ...runtime.failure.membership import join
-from ...runtime.step.engine import Engine, figures_of_all
+from ...runtime.state.plain import told_by
+from ...runtime.step.engine import Engine, figures_of_all, news
+from ...runtime.step.wire import Group
 from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, Host, VerbName
 from ..data.fit import LineFit, fit_line
 from ..data.stored import Stored
-from .beside import median_pace
 from .codecs import SIZES as CODEC_SIZES
-from .codecs import measure_codecs
-
-# ---- Agreement among ranks that measure: a verb now and then, and rank 0's figures at the end ----
-
+from .codecs import measure_codecs, median_pace
+from .layers import device_waiter, no_progress
 
 Figures = TypeVar("Figures", bound=Stored)
 
 
-def verb_text(*verbs: Verb) -> Steps[None]:
-    """A text that asks for these verbs at once."""
-    yield verbs
-
-
-def run_verb(engine: Engine, verb: Verb) -> None:
-    """Carries one verb out; all ranks call this alike."""
-    engine.wait([engine.launch(0, "agree", verb_text(verb))])
-
-
 def rank_0s(engine: Engine, own: Figures) -> Figures:
     """Rank 0's figures on every rank: floats differ in the last bit between machines."""
-    text = torch.tensor(list(own.to_json().encode()), dtype=torch.uint8)
-    size = torch.tensor([text.numel()])
-    run_verb(engine, Broadcast(0, size))
-    text = text if engine.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
-    run_verb(engine, Broadcast(0, text))
-    return type(own).parse(bytes(text.tolist()).decode(), "rank 0's figures")
+    return type(own).parse(told_by(engine, 0, own.to_json()), "rank 0's figures")
 
 
 # ---- shared_cores ------------------------------------------------------------------------------
@@ -124,6 +109,7 @@ ROUNDS = 7
 
 ITEM_BYTES = 4
 LEAST_SHOWN = 1.1
+LIMIT = datetime.timedelta(minutes=2)
 Make = Callable[[], Steps[object]]
 """Makes the text of one message."""
 
@@ -132,18 +118,20 @@ def measure_cluster(
     engine: Engine,
     *,
     rate_bytes_per_s: float | None = None,
+    by_long_messages: bool = False,
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     verbs: Sequence[VerbName] = VERBS,
     budget_s: float = BUDGET_S,
     rounds: int = ROUNDS,
     codecs: Mapping[str, CodecFit] | None = None,
-    advance: Callable[..., None] | None = None,
+    advance: Callable[..., None] = no_progress,
 ) -> Cluster:
     """Measures verbs among the engine's ranks, all of which call this alike.
 
     ``rate_bytes_per_s`` is the links' known rate; without it that of a ring with the measured
-    all-reduce is stated. ``sizes_bytes`` are those of the largest buffer of a verb, so of an
-    all-gather's result, rounded up to whole float32 a rank. A time is the median of ``rounds``.
+    all-reduce is stated, or that of the longest ones alone (``by_long_messages``).
+    ``sizes_bytes`` are those of the largest buffer of a verb, so of an all-gather's result, rounded
+    up to whole float32 a rank. A time is the median of ``rounds``.
     ``codecs`` of rank 0 are passed on.
     ``advance(amount, note)`` is told of progress, 1 for a size of a verb. How often a size is
     repeated follows from the slowest rank's first time, which all ranks know; every rank returns
@@ -173,15 +161,14 @@ def measure_cluster(
         )
         for verb in verbs
     }
+    if by_long_messages:
+        copies = travel("all_reduce", engine.world).copies
+        rate_bytes_per_s = copies / _slope(fits["all_reduce"])
     share = host_share(engine, budget_s=budget_s, rounds=rounds)
     found = _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share)
-    return rank_0s(engine, found.model_copy(update=_of_cores(engine, cases)))
-
-
-def _of_cores(engine: Engine, cases: Sequence[_Case]) -> dict[str, object]:
-    """A cluster's figures of cores that ranks share."""
     cores = shared_cores(partial(figures_of_all, engine))
-    return {"cores": cores, "processors": _processors(engine, cases)}
+    beside = {"cores": cores, "processors": _processors(engine, cases)}
+    return rank_0s(engine, found.model_copy(update=beside))
 
 
 def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
@@ -208,8 +195,12 @@ def measure_hosts(
     """
     count, num_hosts = engine.ranks_per_host, engine.world // engine.ranks_per_host
     numels = [-(-size // (ITEM_BYTES * engine.world)) * engine.world for size in sizes_bytes]
-    makers = [*(_within_maker(numel, engine) for numel in numels)]
-    makers += [_across_maker(numel // count, engine) for numel in numels] if num_hosts > 1 else []
+    own_host, place = divmod(engine.rank, count)
+    within_host, dense = on_hosts(exchange_for(none()), count), exchange_for(none())
+    makers = [_dense_maker(within_host, place, count, numel) for numel in numels]
+    for numel in numels if num_hosts > 1 else ():
+        make = _dense_maker(dense, own_host, num_hosts, numel // count)
+        makers.append(lambda make=make: among_hosts(make()))  # type: ignore[misc]
     sizes = [ITEM_BYTES * numel for numel in numels]
     cases = [_Case("all_reduce", 0, [maker]) for maker in makers]
     seconds = _message_s(engine, cases, budget_s, rounds)
@@ -241,19 +232,6 @@ def _slope(fit: LineFit) -> float:
     return fit.tail_s or taken_s / size_bytes
 
 
-def _within_maker(numel: int, engine: Engine) -> Make:
-    """Makes dense messages of one host alone."""
-    count = engine.ranks_per_host
-    return _dense_maker(on_hosts(exchange_for(none()), count), engine.rank % count, count, numel)
-
-
-def _across_maker(numel: int, engine: Engine) -> Make:
-    """Makes dense messages of one rank of each host."""
-    host, num_hosts = engine.rank // engine.ranks_per_host, engine.world // engine.ranks_per_host
-    make = _dense_maker(exchange_for(none()), host, num_hosts, numel)
-    return lambda: among_hosts(make())
-
-
 def _dense_maker(exchange: Exchange, rank: int, world: int, numel: int) -> Make:
     grad_N, member = torch.zeros(numel, dtype=torch.float32), Member(rank, world)
     state = exchange.init(TensorSpec("measured", numel), world)
@@ -270,13 +248,7 @@ def all_reduce_s(engine: Engine, size_bytes: int, count: int = 3) -> float:
     return statistics.median(_slowest(engine, [_run_s(engine, makers, 1) for _ in range(count)]))
 
 
-def host_share(
-    engine: Engine,
-    size_bytes: int = 4096,
-    *,
-    budget_s: float = BUDGET_S,
-    rounds: int = ROUNDS,
-) -> float:
+def host_share(engine: Engine, *, budget_s: float = BUDGET_S, rounds: int = ROUNDS) -> float:
     """The share of a short all-reduce's seconds that others under way at once cannot hide.
 
     0: as many at once as there are channels take as long as one; 1: they take as long as one behind
@@ -286,9 +258,8 @@ def host_share(
     num_channels = engine.num_channels
     if engine.world < 2 or num_channels < 2:
         return 0.0
-    numel = -(-size_bytes // ITEM_BYTES)
-    makers = [_maker("all_reduce", numel, engine) for _ in range(num_channels)]
-    cases = [_Case("all_reduce", numel, makers[:1]), _Case("all_reduce", numel, makers)]
+    makers = [_maker("all_reduce", 1024, engine) for _ in range(num_channels)]
+    cases = [_Case("all_reduce", 1024, makers[:1]), _Case("all_reduce", 1024, makers)]
     alone_s, together_s = _message_s(engine, cases, budget_s, rounds)
     share = min(1.0, together_s / alone_s)
     # So many channels cannot show a smaller share than this: it is theirs, not the host's.
@@ -311,7 +282,7 @@ def _message_s(
     cases: Sequence[_Case],
     budget_s: float,
     rounds: int,
-    advance: Callable[..., None] | None = None,
+    advance: Callable[..., None] = no_progress,
 ) -> list[float]:
     """Seconds a message of each case: the median of one run in each round.
 
@@ -330,14 +301,13 @@ def _message_s(
             busy_s = time.process_time()
             taken_s.append(_run_s(engine, case.makers, count) / count)
             case.busy_s.append((time.process_time() - busy_s) / count)
-            if advance is not None:
-                advance(1 / rounds, f"{case.verb} {case.numel * ITEM_BYTES} bytes")
+            advance(1 / rounds, f"{case.verb} {case.numel * ITEM_BYTES} bytes")
     return [statistics.median(_slowest(engine, taken_s)) for taken_s in runs_s]
 
 
 def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
     """Seconds of ``count`` messages, taken from the makers in turn, after all ranks have met."""
-    run_verb(engine, AllReduce(torch.zeros(1)))
+    news(engine, AllReduce(torch.zeros(1)))
     start_s = time.perf_counter()
     ends = []
     for number in range(count):
@@ -360,25 +330,25 @@ def _maker(verb: VerbName, numel: int, engine: Engine) -> Make:
     if verb == "all_reduce":
         dense = on_hosts(exchange_for(none()), engine.ranks_per_host)
         return _dense_maker(dense, rank, world, numel)
-    verbs = _verbs(verb, torch.zeros(numel, dtype=torch.float32), rank, world)
-    return lambda: verb_text(*verbs)
-
-
-def _verbs(verb: VerbName, buf_N: Tensor, rank: int, world: int) -> tuple[Verb, ...]:
-    numel = buf_N.numel()
+    buf_N = torch.zeros(numel, dtype=torch.float32)
+    shares, right, left = (numel // world,) * world, (rank + 1) % world, (rank - 1) % world
+    verbs: tuple[Verb, ...]
     match verb:
         case "all_gather":
-            return (AllGather(buf_N.new_zeros(numel * world), buf_N),)
+            verbs = (AllGather(buf_N.new_zeros(numel * world), buf_N),)
         case "all_to_all":
-            shares = (numel // world,) * world
-            return (AllToAll(torch.zeros_like(buf_N), buf_N, shares, shares),)
+            verbs = (AllToAll(torch.zeros_like(buf_N), buf_N, shares, shares),)
         case "reduce_scatter":
-            return (ReduceScatter(buf_N.new_zeros(numel // world), buf_N),)
+            verbs = (ReduceScatter(buf_N.new_zeros(numel // world), buf_N),)
         case "broadcast":
-            return (Broadcast(0, buf_N),)
+            verbs = (Broadcast(0, buf_N),)
         case _:  # a send to the right while one arrives from the left, as in a ring
-            right, left = (rank + 1) % world, (rank - 1) % world
-            return (Send(right, buf_N), Recv(left, torch.zeros_like(buf_N)))
+            verbs = Send(right, buf_N), Recv(left, torch.zeros_like(buf_N))
+
+    def text() -> Steps[None]:
+        yield verbs
+
+    return text
 
 
 def _cluster(
@@ -426,7 +396,9 @@ Report = Callable[[float, str], None]
 
 
 @contextmanager
-def launched_group() -> Iterator[None]:
+def launched_group(
+    backend: str = "gloo", timeout: datetime.timedelta | None = None
+) -> Iterator[None]:
     """Joins the group that torchrun's variables describe, and leaves it again at the outermost end.
 
     Inside of another such block, or where the user's own code has joined already, nothing is done:
@@ -435,7 +407,7 @@ def launched_group() -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
-    dist.init_process_group("gloo")
+    dist.init_process_group(backend, timeout=timeout)
     try:
         yield
         dist.barrier()
@@ -466,9 +438,7 @@ def measure_group_links(
 
     who = join(None)
     codecs = measure_codecs(compressors, world=who.world, advance=advance)
-    engine = Engine(
-        who, num_channels=2, timeout=datetime.timedelta(minutes=2), on_span=lambda span: None
-    )
+    engine = Engine(who, num_channels=2, timeout=LIMIT, on_span=lambda span: None)
     try:
         beside = median_pace(engine) if codecs else 1.0
         found = measure_cluster(
@@ -482,3 +452,78 @@ def measure_group_links(
         return found.model_copy(update={"beside": beside})
     finally:
         engine.close()
+
+
+# ---- torch's own all-reduce --------------------------------------------------------------------
+
+TORCH_SIZES_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
+"""Sizes from where alpha decides to where beta does, on links of 100 Mbit/s to 100 Gbit/s."""
+
+
+class LinkReport(NamedTuple):
+    """A measured group: how many ranks, over what, and the line through the median of each size."""
+
+    world: int
+    backend: str
+    fit: LineFit
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """Bytes a second that a rank sends of long messages; a ring sends 2(W-1)/W of a buffer."""
+        copies, beta_s = travel("all_reduce", self.world).copies, self.fit.per_unit_s
+        return copies / beta_s if beta_s > 0 else float("inf")
+
+
+def torch_all_reduces(
+    group: Group,
+    sizes_bytes: Sequence[int] = TORCH_SIZES_BYTES,
+    *,
+    device: torch.device | None = None,
+    advance: Callable[..., None] = no_progress,
+) -> LinkReport:
+    """Times torch's own all-reduces of float32 in a group; every rank of it must call this alike.
+
+    It is a quick look at a link, by this rank's clock. Raises ``InvalidSetting`` for a group of
+    one.
+    """
+    world, wait, samples = group.size(), device_waiter({device} if device else set()), []
+    if world < 2:
+        raise InvalidSetting(f"a link joins at least two ranks, got {world}; start more ranks")
+    for size_bytes in sizes_bytes:
+        buffer_N, taken_s = torch.zeros(max(1, size_bytes // 4), device=device), []
+        # Decided by the size alone: all ranks must call equally often. Short ones scatter more.
+        for _ in range(26 if size_bytes <= 2**18 else 8):
+            group.barrier().wait()
+            wait()
+            start_s = time.perf_counter()
+            group.allreduce([buffer_N]).wait()
+            wait()
+            taken_s.append(time.perf_counter() - start_s)
+        # The first one opens connections and touches fresh pages.
+        samples.append((size_bytes, statistics.median(taken_s[1:])))
+        advance(note=f"{size_bytes} bytes")
+    return LinkReport(world, group.name(), fit_line(samples))
+
+
+def launched_link(advance: Callable[..., None]) -> LinkReport:
+    """The link of the group that torchrun's variables describe.
+
+    By NCCL where every rank of this host has a GPU of its own, otherwise by gloo.
+    """
+    num_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    on_gpu = dist.is_nccl_available() and torch.cuda.device_count() >= num_local
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else None
+    if device is not None:
+        torch.cuda.set_device(device)
+    with launched_group("nccl" if on_gpu else "gloo", LIMIT):
+        return torch_all_reduces(dist.group.WORLD, device=device, advance=advance)
+
+
+def loopback_link(world: int = 2) -> LinkReport:
+    """The link of gloo on the loopback interface, between ranks in threads of this process."""
+    store, options = HashStore(), ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(interface="lo")]
+    options._timeout = LIMIT
+    with ThreadPoolExecutor(world) as pool:
+        groups = pool.map(lambda rank: ProcessGroupGloo(store, rank, world, options), range(world))
+        return next(pool.map(torch_all_reduces, [*groups]))

@@ -8,7 +8,6 @@ the parameters and buffers of a rank that trained to the last step.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +18,8 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ...errors import InvalidSetting, invalid
-from ..state.plain import packed, read_packed
+from ...errors import invalid
+from ..state.plain import told_by
 from ..step.engine import Engine
 from ..step.hooked import Lent
 from ..step.hooks import ModuleHooks
@@ -67,8 +66,11 @@ class ZeroGradients(JoinHook):
         if engine.world == 1:
             return
         engine.broadcast([*model.parameters(), *model.buffers()], source)
-        if self._optimizer is not None:
-            _take_state(self._optimizer, engine, source)
+        if (optimizer := self._optimizer) is not None:
+            own = optimizer.state_dict() if engine.rank == source else None
+            state = told_by(engine, source, own, "optimizer's state")
+            if engine.rank != source:
+                optimizer.load_state_dict(state)
 
     def _notify(self) -> None:
         """Tells ranks without data that a step begins, and learns how many have data."""
@@ -86,26 +88,6 @@ class ZeroGradients(JoinHook):
             for param in self._hooks.params.values():
                 if param.grad is not None:
                     param.grad.mul_(self._factor)
-
-
-def _take_state(optimizer: Optimizer, engine: Engine, source: int) -> None:
-    """Replaces an optimizer's state by that of rank ``source``."""
-    data, failure = torch.empty(0, dtype=torch.uint8, device="cpu"), None
-    try:
-        data = packed(optimizer.state_dict()) if engine.rank == source else data
-    except InvalidSetting as error:
-        failure = error  # raised once the others, who wait for the size, know
-    size = torch.tensor([data.numel()], device="cpu")
-    engine.broadcast([size], source)
-    if not size:
-        raise failure or InvalidSetting(
-            f"rank {source} cannot send its optimizer's state, which Join gives to all; see the "
-            "error of that rank"
-        )
-    data = data if engine.rank == source else data.new_zeros(int(size))
-    engine.broadcast([data], source)
-    if engine.rank != source:
-        optimizer.load_state_dict(read_packed(io.BytesIO(data.numpy().tobytes())))
 
 
 def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:

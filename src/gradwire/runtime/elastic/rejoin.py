@@ -4,9 +4,8 @@ Ranks meet it in the job's store, below ``gradwire/rejoin``. It compares its fin
 ``run``, and is newcomer n by ``asked``. ``n/beat`` counts up while it lives. Rank 0 sees that and
 says so in the confirmation of a step (`commit`), by which all ranks know it before the same next
 step. There rank 0 writes ``n/offer``, the place, and all connect anew beside the connections that
-they have. Who is ready writes ``n/ok/rank``. All obey ``n/verdict``, which is written once: by
-whoever finds that all are ready, or has a reason against it. Until then nothing of the present
-world has changed.
+they have. All agree on the newcomer (`membership`): each says that it is ready, or has a reason
+against it. Until then nothing of the present world has changed. ``n/over`` ends its asking.
 """
 
 from __future__ import annotations
@@ -14,17 +13,18 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from datetime import timedelta
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.optim import Optimizer
 
-from ...errors import ExitCode, RankFailed, RanksDiffer, invalid
+from ...errors import RankFailed, RanksDiffer, invalid
 from ..failure.blame import IN_ATTACH
 from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, PERIOD_S, Alarm, Stillness, said
@@ -37,24 +37,12 @@ from .heal import Healing
 
 _GO = "go"
 _POLL_S = 0.02
-_LOOK_S = 1.0
-"""Seconds between two looks for the signs of life of ranks that may not come."""
-_SPARE = timedelta(seconds=10)
-"""The time beyond a time-out in which the store must have answered."""
+_PLACE = Membership(REJOINED, 0, 1)
+"""The membership under whose name a run and those that come in meet."""
 
 
-def _bounded(question: Callable[[Any], Any], timeout: timedelta) -> Any:
-    """The answer in the meeting place to a question that takes ``timeout`` at most."""
-    asked = in_background(lambda: question(_meeting_place()))
-    try:
-        return asked.result((timeout + _SPARE).total_seconds())
-    except (dist.DistError, TimeoutError) as error:
-        text = "the job's store, where ranks meet a newcomer, is lost or does not answer"
-        raise RankFailed(text, exit_code=ExitCode.UNAVAILABLE) from error
-
-
-def _meeting_place() -> Any:
-    return PrefixStore("gradwire/rejoin", root_store().clone())
+def _meeting_place(part: str = REJOINED) -> Any:
+    return PrefixStore(f"gradwire/{part}", root_store().clone())
 
 
 class Lookout:
@@ -79,7 +67,7 @@ class Lookout:
             store.set("run", self._fingerprint)
             while not self._stop.wait(PERIOD_S):
                 asked = range(1, store.add("asked", 0) + 1)
-                waiting = [n for n in asked if not store.check([f"{n}/verdict"])]
+                waiting = [n for n in asked if not store.check([f"{n}/over"])]
                 now = {n: store.add(f"{n}/beat", 0) for n in waiting}
                 self.number = min((n for n in now if now[n] > beats.get(n, now[n])), default=0)
                 beats = now
@@ -96,7 +84,7 @@ class Offer(NamedTuple):
 
     def who(self, rank: int) -> Membership:
         """A rank among those that the newcomer is one of."""
-        return Membership(f"{REJOINED}{self.number}", rank, len(self.labels))
+        return Membership(f"{REJOINED} {self.number}", rank, len(self.labels))
 
 
 def open_group(who: Membership, timeout: timedelta) -> Group:
@@ -134,7 +122,7 @@ def come_together(
     opened, verdict = ExitStack(), ""
     working: Future[tuple[Engine, Group]] = in_background(work)
     try:
-        verdict = _bounded(lambda store: _judged(store, offer, who, working, timeout, old), timeout)
+        verdict = _judged(offer, who, working, timeout, old)
     finally:
         if verdict != _GO:  # whoever saw the connections close before would give that as the reason
             working.add_done_callback(lambda _: opened.close())
@@ -142,53 +130,46 @@ def come_together(
 
 
 def _judged(
-    store: Any,
-    offer: Offer,
-    who: Membership,
-    working: Future[Any],
-    timeout: timedelta,
-    old: Engine | None,
+    offer: Offer, who: Membership, working: Future[Any], timeout: timedelta, old: Engine | None
 ) -> str:
-    """The verdict on a newcomer; this rank is ready once ``working`` has ended well."""
-    key, start_s = f"{offer.number}/verdict", time.monotonic()
-    signs = _signs_against(offer, working, old, store)
-    oks = [f"{offer.number}/ok/{rank}" for rank in range(who.world)]
-    while not store.check([key]):
-        reason = next(signs)
-        if working.done() and not reason:
-            store.set(oks[who.rank], "")
-            reason = _GO if store.check(oks) else ""
-        if time.monotonic() - start_s > timeout.total_seconds():
-            reason = reason or f"not all ranks were ready within {timeout}"
-        if reason:
-            store.compare_set(key, "", reason)
-        time.sleep(_POLL_S)
-    found: str = store.get(key).decode()
-    if found != _GO:  # whoever still connects hears it by the pulse
-        alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out").encoded()
-        PrefixStore(f"gradwire/{who.name}", root_store().clone()).compare_set("alarm", "", alarm)
-    return found
+    """The verdict of all ranks on a newcomer; this one is ready once ``working`` has ended well."""
+    place, beat, reason = cache(_meeting_place), Stillness(), ""
 
+    def own() -> str | None:  # called in a thread that may wait for the store
+        nonlocal reason
+        if beat.read(place().add(f"{offer.number}/beat", 0)) > PATIENCE_S:
+            reason = reason or "it shows no sign of life"
+        if working.done():
+            return _GO if (error := working.exception()) is None else said(error)
+        return reason or None
 
-def _signs_against(
-    offer: Offer, working: Future[Any], old: Engine | None, store: Any
-) -> Iterator[str]:
-    """At each look the reason against a newcomer that this rank has; empty while there is none."""
-    beat, looked_s = Stillness(), time.monotonic()
-    while True:
-        still_s = beat.read(store.add(f"{offer.number}/beat", 0))
-        reason = "it shows no sign of life" if still_s > PATIENCE_S else ""
-        if working.done() and (error := working.exception()) is not None:
-            reason = said(error)
+    def look(absent: object, found: Mapping[int, str]) -> bool:
+        nonlocal reason
         try:
             if old is not None:
                 old.check()
-            if old is not None and time.monotonic() - looked_s > _LOOK_S:
                 old.refuse_silence(offer.step)  # nothing is sent there now that could fail
-                looked_s = time.monotonic()
         except RankFailed as failure:
             reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
-        yield reason
+        return bool(reason) or any(told != _GO for told in found.values())
+
+    def decide(found: Mapping[int, str]) -> str:
+        reasons = [told for told in found.values() if told != _GO]
+        late = f"not all ranks were ready within {timeout}"
+        return reasons[0] if reasons else _GO if len(found) == who.world else late
+
+    def close() -> None:
+        place().set(f"{offer.number}/over", "")
+        if verdict != _GO:  # whoever still connects hears it by the pulse
+            alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out").encoded()
+            _meeting_place(who.name).compare_set("alarm", "", alarm)
+
+    of_all, what = _PLACE._replace(rank=who.rank, world=who.world), "a newcomer's attach"
+    verdict = of_all.beside(str(offer.number)).agree(
+        own, decide, timeout, what=what, look=look, is_partial=True
+    )
+    in_background(close)
+    return verdict
 
 
 class Newcomer:
@@ -219,7 +200,7 @@ class Newcomer:
 
     def ask(self, own: Fingerprint, timeout: timedelta) -> Membership:
         """This process's place in the run; raises ``RanksDiffer`` or ``RankFailed`` without one."""
-        self.offer = _bounded(lambda store: self._asked(store, own, timeout), timeout)
+        self.offer = _PLACE.ask(lambda store: self._asked(store, own, timeout), timeout)
         return self.offer.who(len(self.offer.labels) - 1)
 
     def enter(
@@ -258,12 +239,11 @@ class Newcomer:
             )
         number = store.add("asked", 1)
         in_background(lambda: _live(number))
-        offer, verdict = f"{number}/offer", f"{number}/verdict"
+        offer = f"{number}/offer"
         while not store.check([offer]):
             if time.monotonic() > end_s:
-                store.compare_set(verdict, "", f"no place was offered within {timeout}")
-            if store.check([verdict]):
-                raise _stays_out(store.get(verdict).decode())
+                store.set(f"{number}/over", "")
+                raise _stays_out(f"no place was offered within {timeout}")
             time.sleep(_POLL_S)
         return Offer(number, *json.loads(store.get(offer)))
 
@@ -274,9 +254,9 @@ _BOTH = "give both, here and on all ranks, as the optimizer's state is sent"
 
 
 def _live(number: int) -> None:
-    """Shows that this newcomer lives, until there is a verdict."""
+    """Shows that this newcomer lives, until its asking is over."""
     store = _meeting_place()
-    while not store.check([f"{number}/verdict"]):
+    while not store.check([f"{number}/over"]):
         store.add(f"{number}/beat", 1)
         time.sleep(PERIOD_S / 2)
 

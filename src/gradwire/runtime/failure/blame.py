@@ -45,7 +45,7 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
     end_s = time.monotonic() + STORE_PATIENCE_S
     while True:
         asking = in_background(pulse.roll_call.ask)
-        silent, store_lost = pulse.silent_ranks(), pulse.store_is_silent
+        silent, store_lost = pulse.silent_ranks()
         reach, told = _answer(asking)
         if told:  # another rank has found out before
             return Alarm.decoded(told, step)

@@ -1,41 +1,49 @@
 """Membership: which ranks take part in one attach, before any of them is connected to another.
 
-Ranks meet in the job's rendezvous store first. There a rank that refuses, or differs, can say so
-while nobody waits for it in a collective yet.
+Ranks meet in the job's rendezvous store. There a rank that refuses, or differs, can say so while
+nobody waits for it in a collective yet. Every meeting is one ``agree``: each rank writes a value,
+all read the same values, and a pure function of them is the verdict. One key, which is written
+once, says whose values count. So ranks that give up and ranks that come late agree as well.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from ...errors import GradwireError, RankFailed, RanksDiffer
+from ...errors import ExitCode, GradwireError, RankFailed, RanksDiffer
 from ..step.wire import Group, in_background, store_for
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
 """The time in which all ranks must have come to their first attach, where the user names none."""
 _POLL_S = 0.02
-"""Seconds between two looks for the notes of others. Ranks look, as every ``store.wait()`` that
+"""Seconds between two looks for the values of others. Ranks look, as every ``store.wait()`` that
 times out writes a warning to the log."""
 _LOOK_S = 0.5
 """Seconds between two calls of a ``Look``."""
 _LINGER_S = 2 * _LOOK_S
 """Seconds that an error waits for others to hear of it, as its process may hold the store."""
+MEETING = "meeting"
+"""The part of a membership's keys in the store by which ranks agree."""
 
+Verdict = TypeVar("Verdict")
+Look = Callable[[Sequence[int], Mapping[int, Any]], object]
+"""A liveness check, of the ranks that are absent and the values of the others by rank.
 
-Look = Callable[[Sequence[int], dict[int, str]], None]
-"""A function that is told which ranks are absent, and the notes of the others by rank."""
+It returns whether there is nobody left to wait for. What it raises ends the wait, too."""
 
 STORE_PATIENCE = timedelta(seconds=4)
 """The time beyond the one asked for in which a store may answer before its host counts as lost."""
@@ -71,23 +79,45 @@ class Membership(NamedTuple):
     def _some(self, name: str, rank: int, world: int) -> Membership:
         return Membership(f"{self.name}/{name}", rank, world) if world > 1 else ALONE
 
-    def share(
-        self, note: str, timeout: timedelta, *, what: str = "attach", look: Look | None = None
-    ) -> list[str]:
-        """Every rank's note, in rank order; raises ``RankFailed`` if one does not come in time.
+    def agree(
+        self,
+        own: Any,
+        decide: Callable[[Mapping[int, Any]], Verdict],
+        timeout: timedelta,
+        *,
+        what: str = "attach",
+        due: Collection[int] | None = None,
+        look: Look = lambda absent, found: False,
+        is_partial: bool = False,
+    ) -> Verdict:
+        """``decide`` of the values of all ranks, which is the same on all of them.
 
-        The error's ``ranks`` are those whose notes did not come. Meanwhile ``look`` is called from
-        time to time with the ranks that are still absent and the notes of the others; an error
-        that it raises ends the wait.
+        ``own`` is this rank's value, which has a JSON form, or a function that returns it as soon
+        as there is one, and None before. Ranks wait for those that are ``due`` (None: all), for
+        ``timeout`` at most, or until ``look``, which is called now and then, says that nobody who
+        is absent comes. Raises ``RankFailed`` with the ranks that have not come; where the meeting
+        ``is_partial``, ``decide`` is asked without them. What ``decide`` raises, all raise.
         """
-        notes: list[str] = self._ask(
-            lambda store: self._shared(store, note, timeout, what, look), timeout, what, look
+        if self.world == 1:
+            return decide({self.rank: own})
+        due = range(self.world) if due is None else sorted(due)
+        meeting = _Meeting(self.rank, due, own if callable(own) else lambda: own, timeout)
+        values: Mapping[int, Any] = self.ask(
+            meeting.hold, timeout, what, partial(meeting.watch, look)
         )
-        return notes
+        absent = tuple(rank for rank in due if rank not in values)
+        if absent and not is_partial:
+            time.sleep(_LINGER_S)
+            raise _did_not_come(absent, self.world, what, timeout)
+        try:
+            return decide(values)
+        except RanksDiffer:
+            self.linger()
+            raise
 
-    def post(self, note: str) -> None:
-        """Leaves this rank's note without waiting for the others."""
-        self._ask(lambda store: store.set(f"note/{self.rank}", note), _AT_ONCE)
+    def post(self, value: Any) -> None:
+        """Leaves this rank's value in a meeting without waiting for the others."""
+        self.ask(lambda store: store.set(_note(self.rank), json.dumps(value)), _AT_ONCE)
 
     def linger(self) -> None:
         """Waits until all ranks are about to raise, for a second at most.
@@ -98,15 +128,6 @@ class Membership(NamedTuple):
         if self.world > 1:
             wait([in_background(self._until_all_heard)], _LINGER_S)
 
-    @contextlib.contextmanager
-    def lingering(self) -> Iterator[None]:
-        """``RanksDiffer``, which all ranks raise in this context, leaves it once all have heard."""
-        try:
-            yield
-        except RanksDiffer:
-            self.linger()
-            raise
-
     def _until_all_heard(self) -> None:
         store = PrefixStore(f"gradwire/{self.name}", store_for(self.name).clone())
         keys = [f"heard/{rank}" for rank in range(self.world)]
@@ -115,84 +136,107 @@ class Membership(NamedTuple):
         while time.monotonic() < until_s and not store.check(keys):
             time.sleep(_POLL_S)
 
-    def one_of(self, drawn: str) -> str:
-        """The text that one of the ranks has drawn; all ranks get the same one."""
-        if not self.name:
-            return drawn
-        found: str = self._ask(
-            lambda store: store.compare_set("drawn", "", drawn).decode(), _AT_ONCE
-        )
-        return found
-
-    def _shared(
-        self, store: Any, note: str, timeout: timedelta, what: str, look: Look | None
-    ) -> list[str]:
-        store.set(f"note/{self.rank}", note)
-        keys = [f"note/{rank}" for rank in range(self.world)]
-        start_s = looked_s = time.monotonic()
-        while not store.check(keys):
-            time.sleep(_POLL_S)
-            now_s = time.monotonic()
-            if now_s < min(start_s + timeout.total_seconds(), looked_s + _LOOK_S):
-                continue
-            looked_s = now_s
-            found = {r: store.get(k).decode() for r, k in enumerate(keys) if store.check([k])}
-            absent = tuple(rank for rank in range(self.world) if rank not in found)
-            if look is not None:
-                look(absent, found)
-            if absent and (now_s - start_s > timeout.total_seconds() or store.check(["absent"])):
-                raise self._failed(store, absent, timeout, what)
-        return [store.get(key).decode() for key in keys]
-
-    def _failed(
-        self, store: Any, absent: tuple[int, ...], timeout: timedelta, what: str
-    ) -> RankFailed:
-        """The error about ranks that did not come, the same on all that did: the first that gives
-        up tells the others."""
-        text = store.compare_set("absent", "", ", ".join(map(str, absent))).decode()
-        time.sleep(_LINGER_S)
-        return RankFailed(
-            f"{what} cannot be finished: rank {text} of {self.world} did not call it within "
-            f"{timeout}; all ranks of the group must call {what}",
-            ranks=tuple(map(int, text.split(", "))),
-        )
-
-    def _ask(
+    def ask(
         self,
         question: Callable[[Any], Any],
         timeout: timedelta,
         what: str = "attach",
-        look: Look | None = None,
+        watch: Callable[[], object] | None = None,
     ) -> Any:
         """The store's answer to a question, over a connection that nobody else waits for.
 
-        While the store does not answer, ``look`` is called with no absent ranks and no notes.
+        Meanwhile ``watch`` is called from time to time, whether the store answers or not.
         """
         name = f"gradwire/{self.name}"
         asked = in_background(lambda: question(PrefixStore(name, store_for(self.name).clone())))
         deadline_s = time.monotonic() + (timeout + STORE_PATIENCE).total_seconds()
         try:
-            while look is not None and time.monotonic() < deadline_s - _LOOK_S:
-                with contextlib.suppress(TimeoutError):
+            while watch is not None and time.monotonic() < deadline_s - _LOOK_S:
+                with suppress(TimeoutError):
                     return asked.result(_LOOK_S)
-                look((), {})
-            return asked.result(max(0.0, deadline_s - time.monotonic()))
+                watch()
+            return asked.result(max(_LOOK_S, deadline_s - time.monotonic()))
         except GradwireError:
             raise
         except (dist.DistError, TimeoutError) as error:
             first, _, _ = str(error).partition("\n")
+            ranks = (0,) if self.name.split("-")[0] == "0" else ()
             raise RankFailed(
                 f"{what} cannot be finished: the job's store, where ranks meet, "
                 + (f"is lost ({first})" if first else f"gave no answer within {timeout} and more")
                 + "; it is lost or stopped with the process that holds it: rank 0 of the job, or "
                 "the agent of torchrun that started it; start the job again",
-                ranks=(0,) if self.name.split("-")[0] == "0" else (),
+                ranks=ranks,
+                exit_code=ExitCode.RANK_LOST if ranks else ExitCode.UNAVAILABLE,
             ) from error
+
+
+def _note(rank: int) -> str:
+    return f"{MEETING}/note/{rank}"
+
+
+class _Meeting:
+    """One rank's part in a meeting of the ranks ``due``: a thread with the store, and one besides.
+
+    The first waits for values, the second calls a ``Look`` meanwhile, even if the store is silent.
+    """
+
+    def __init__(
+        self, rank: int, due: Sequence[int], own: Callable[[], Any], timeout: timedelta
+    ) -> None:
+        self._rank, self._due, self._own = rank, due, own
+        self._end_s = time.monotonic() + timeout.total_seconds()
+        self._found: dict[int, Any] = {}
+        self._is_over = False
+
+    def watch(self, look: Look) -> None:
+        """Calls ``look``, and ends the meeting if nobody is left to wait for."""
+        found = self._found
+        self._is_over |= bool(look([rank for rank in self._due if rank not in found], found))
+
+    def hold(self, store: Any) -> dict[int, Any]:
+        """The values that count, by rank; ``store`` is this meeting's own."""
+        came, notes = f"{MEETING}/came", {rank: _note(rank) for rank in self._due}
+        looked_s, has_told = time.monotonic(), False
+        while True:
+            is_over = self._is_over or time.monotonic() > self._end_s
+            own = self._own()  # after that, so that the last value counts
+            if own is not None and not has_told:
+                store.set(notes[self._rank], json.dumps(own))
+                has_told = True
+            if is_whole := store.check([*notes.values()]):
+                break
+            if is_over or time.monotonic() > looked_s + _LOOK_S:
+                looked_s = time.monotonic()
+                absent = [rank for rank in notes if rank not in self._found]
+                there = [rank for rank in absent if store.check([notes[rank]])]
+                new = {rank: json.loads(store.get(notes[rank])) for rank in there}
+                self._found = {**self._found, **new}
+                if is_over or store.check([came]):
+                    break
+            time.sleep(_POLL_S)
+        # Whoever writes first decides for all, also for those that come later.
+        ranks = list(notes) if is_whole else sorted(self._found)
+        ranks = json.loads(store.compare_set(came, "", json.dumps(ranks)))
+        texts = store.multi_get([notes[rank] for rank in ranks]) if ranks else []
+        return {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)}
+
+
+def _did_not_come(absent: tuple[int, ...], world: int, what: str, timeout: timedelta) -> RankFailed:
+    return RankFailed(
+        f"{what} cannot be finished: rank {', '.join(map(str, absent))} of {world} did not call it "
+        f"within {timeout}; all ranks of the group must call {what}",
+        ranks=absent,
+    )
 
 
 def run_of(who: Membership) -> str:
     """A name, the same on all ranks, for the run that begins now; no other run has it."""
-    return who.one_of(token_hex(8))
+    drawn = token_hex(8)
+    if not who.name:
+        return drawn
+    found: str = who.ask(lambda store: store.compare_set("drawn", "", drawn).decode(), _AT_ONCE)
+    return found
 
 
 def join(group: Group | None, timeout: timedelta = DEFAULT_PATIENCE) -> Membership:
@@ -241,14 +285,10 @@ def _rolled(who: Membership, timeout: timedelta) -> str:
             if time.monotonic() - start_s > timeout.total_seconds():
                 silent = tuple(r for r, key in enumerate(words) if not store.check([key]))
                 absent = silent or _other_than(noted, seen, store)
-                raise RankFailed(
-                    f"attach cannot be finished: rank {', '.join(map(str, absent))} of {who.world} "
-                    f"did not call it within {timeout}; all ranks of the group must call attach",
-                    ranks=absent,
-                )
+                raise _did_not_come(absent, who.world, "attach", timeout)
             time.sleep(_POLL_S)
 
-    found: str = who._ask(roll, timeout)
+    found: str = who.ask(roll, timeout)
     return found
 
 

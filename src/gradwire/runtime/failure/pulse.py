@@ -113,11 +113,15 @@ class Place(NamedTuple):
 
 
 class Sign(NamedTuple):
-    """A rank's sign of life: its count, its progress, and whether it waits for messages."""
+    """A rank's sign of life: its count, its progress, and whether it waits for messages.
+
+    ``still_s`` are the seconds for which its count has stood still, as `Stillness` counts them.
+    """
 
     beat: int
     place: Place
     waits: bool = False
+    still_s: float = 0.0
 
 
 class Stillness:
@@ -167,12 +171,13 @@ class Pulse:
         self._beat = 0
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()
-        self._lost = self._announced = self._is_silent = False
+        self._lost = self._announced = False
         self._watching = 0  # callers that wait for others' signs
         self._outgoing: Alarm | None = None
         self._first: Alarm | None = None
         self._old: list[str] = []
         self._signs: list[Sign] = []
+        self._beats = [Stillness() for _ in range(world)]
         self._num_reads = 0
         self.roll_call = RollCall(rank, world, self._heard, self._own)
         self._thread = threading.Thread(target=self._run, name="gradwire pulse", daemon=True)
@@ -203,11 +208,6 @@ class Pulse:
         return self._first or alarm
 
     @property
-    def store_is_silent(self) -> bool:
-        """Whether the store did not answer ``silent_ranks`` for ``PATIENCE_S`` the last time."""
-        return self._is_silent
-
-    @property
     def store_is_lost(self) -> bool:
         """Whether the connection to the store is broken, so that it cannot answer any more."""
         return self._lost
@@ -229,22 +229,21 @@ class Pulse:
         self._old.append(part)
         self._wake.set()
 
-    def silent_ranks(self) -> tuple[int, ...]:
-        """Ranks whose number stood still for ``PATIENCE_S``; rank 0 if the store is silent."""
+    def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
+        """Ranks whose number stood still for ``PATIENCE_S``, and whether the store is silent.
+
+        Then it is rank 0 that is.
+        """
         silent = set(range(self._world)) - {self.rank}
-        before: list[Sign] = []
-        answered, answered_s = Stillness(), 0.0
         with self._news:
             self._watching += 1
             self._wake.set()
-            self._is_silent = self._lost
-            while silent and answered_s < PATIENCE_S and not self._is_silent:
-                self._is_silent = not self._is_read_anew()
-                if not self._is_silent:
-                    answered_s, before = answered.read(0), before or self._signs
-                    silent = {r for r in silent if self._signs[r].beat == before[r].beat}
+            is_read = self._is_read_anew()
+            while is_read and any(self._signs[rank].still_s < PATIENCE_S for rank in silent):
+                is_read = self._is_read_anew()
+                silent = {rank for rank in silent if self._signs[rank].still_s}
             self._watching -= 1
-            return (0,) if self._is_silent else tuple(sorted(silent))
+        return (tuple(sorted(silent)), False) if is_read else ((0,), True)
 
     def _is_read_anew(self) -> bool:
         """Whether signs are read within ``PATIENCE_S`` from now; to be called with ``_news``."""
@@ -334,6 +333,8 @@ class Pulse:
         self._store.set(f"pulse/{self.rank}", sign)
         if not self.roll_call.is_complete:
             self.roll_call.meet(self._store)
+            if self.roll_call.is_complete and self.rank == 0:
+                self.sweep("way")  # all have read these, as all have opened their doors
         if self._outgoing is not None and not self._sent.is_set():
             found = self._store.compare_set("alarm", "", self._outgoing.encoded())
             self._first = self._first or Alarm.decoded(found, self.place.step)
@@ -343,10 +344,15 @@ class Pulse:
         while self._old:
             sweep(PrefixStore(self._old.pop(), self._store))
         if self._watching:
-            signs = [self._read(rank) for rank in range(self._world)]
-            with self._news:
-                self._signs, self._num_reads = signs, self._num_reads + 1
-                self._news.notify_all()
+            self._note([self._read(rank) for rank in range(self._world)])
+
+    def _note(self, signs: Sequence[Sign]) -> None:
+        """Gives signs that were just read to those that wait for them."""
+        pairs = zip(self._beats, signs, strict=True)
+        signs = [sign._replace(still_s=beat.read(sign.beat)) for beat, sign in pairs]
+        with self._news:
+            self._signs, self._num_reads = signs, self._num_reads + 1
+            self._news.notify_all()
 
     def _read(self, rank: int) -> Sign:
         key = f"pulse/{rank}"

@@ -25,7 +25,7 @@ def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
     who = engine.who.beside(f"retry {engine.num_calls}")
     mine = f"rank {engine.rank} repeats its backward pass"
 
-    def look(absent: Sequence[int], notes: dict[int, str]) -> None:
+    def look(absent: Sequence[int], notes: object) -> None:
         engine.check()
         signs = engine.signs()
         for rank in absent if signs else ():
@@ -38,7 +38,8 @@ def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
         engine.refuse_silence(step)
 
     try:
-        who.share("", engine.timeout, what="the retry of a backward pass", look=look)
+        what = "the retry of a backward pass"
+        who.agree("", lambda found: None, engine.timeout, what=what, look=look)
     except RankFailed as error:
         if error.step >= 0:
             raise  # all were told

@@ -119,7 +119,7 @@ class Shrinking:
         counts = decision.num_steps > num_steps
         if counts:
             self._progress.put_means()
-        lost = self._note(engine, decision, start_s)
+        lost = self._note(engine, decision)
         self._go_on(failure, decision, undoes=not counts)
         _log.warning("%s", lost)
         self.left[-1]["seconds"] = time.monotonic() - start_s
@@ -127,7 +127,7 @@ class Shrinking:
             raise lost from failure
         self._due = lost
 
-    def _note(self, engine: Engine, decision: Survivors, start_s: float) -> RanksLost:
+    def _note(self, engine: Engine, decision: Survivors) -> RanksLost:
         """Notes who left; returns the error that says so."""
         synchroniser, gone = self._progress.synchroniser, {*range(engine.world)} - {*decision.ranks}
         assert synchroniser.commit is not None

@@ -9,8 +9,7 @@ long, as a vocabulary may not divide evenly.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -107,18 +106,19 @@ def agree_among_shards(
         **{f"message {place}": _described(message) for place, message in enumerate(messages)},
     }
     sizes = [one.spec.numel if isinstance(one, Message) else 0 for one in messages]
-    notes = shards.share(json.dumps({"own": own, "numels": sizes}), timeout)
-    found = [json.loads(note) for note in notes]
-    with shards.lingering():
-        refuse_if_one_did(dict(enumerate(found)), "the rank of shard {} refused to attach")
+
+    def checked(found: Mapping[int, Any]) -> list[list[int]]:
+        refuse_if_one_did(found, "the rank of shard {} refused to attach")
         remedy = (
             "give all ranks the same settings, and a bucket_cap_mb that cuts their parameters "
             "alike, such as one below the size of each"
         )
-        told, how = [one["own"] for one in found], "of a layer would not travel together"
+        told, how = [one["own"] for one in found.values()], "of a layer would not travel together"
         refuse_differences(told, "shard", how, remedy, first_difference)
-    for place, message in enumerate(messages):
-        numels = tuple(int(other["numels"][place]) for other in found)
+        return [one["numels"] for one in found.values()]
+
+    of_all = shards.agree({"own": own, "numels": sizes}, checked, timeout)
+    for message, numels in zip(messages, zip(*of_all, strict=True), strict=True):
         message.member.shards = Shards(shards.rank, numels)
 
 

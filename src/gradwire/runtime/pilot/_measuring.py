@@ -8,7 +8,6 @@ left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cache, partial
 from statistics import median
@@ -16,16 +15,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...contract.travel import travel
-from ...contract.verbs import Broadcast
-from ...errors import InvalidSetting
 from ...planning.data.cluster import PRIMITIVES, Cluster, CodecFit, VerbName
 from ...planning.data.fit import LineFit
 from ...planning.data.profile import Profile
 from ...planning.measure.codecs import measure_codecs
-from ...planning.measure.links import all_reduce_s, measure_cluster, measure_hosts, shared_cores
-from ...planning.measure.living import LayerWatch
-from ..step.engine import Engine, figures_of_all, news
+from ...planning.measure.layers import LayerWatch
+from ...planning.measure.links import (
+    all_reduce_s,
+    measure_cluster,
+    measure_hosts,
+    shared_cores,
+)
+from ..state.plain import told_by
+from ..step.engine import Engine, figures_of_all
 
 VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")
 MESSAGE_S = 0.04
@@ -36,16 +38,6 @@ BUDGET_S = 0.03
 ROUNDS = 3
 CODEC_SIZES = (2**12, 2**16, 2**20)
 """Few, as each is measured many times: from a bias to what no cache holds."""
-
-
-def told_by(engine: Engine, src: int, own: Any) -> Any:
-    """A value with a JSON form that rank ``src`` tells all others."""
-    text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8)
-    size = torch.tensor([text.numel()])
-    news(engine, Broadcast(src, size))
-    text = text if engine.rank == src else torch.zeros(int(size), dtype=torch.uint8)
-    news(engine, Broadcast(src, text))
-    return json.loads(bytes(text.tolist()))
 
 
 class Links(NamedTuple):
@@ -69,26 +61,13 @@ def links(engine: Engine) -> Links:
         largest *= 2
         taken_s = all_reduce_s(engine, largest)
     sizes = [largest >> shift for shift in (8, 5, 2, 1, 0) if largest >> shift >= 2**12]
+    asked: dict[str, Any] = {"sizes_bytes": sizes, "budget_s": BUDGET_S, "rounds": ROUNDS}
     if engine.ranks_per_host > 1:
-        found = measure_hosts(engine, sizes_bytes=sizes, budget_s=BUDGET_S, rounds=ROUNDS)
+        found = measure_hosts(engine, **asked)
     else:
-        found = _cluster(engine, sizes, taken_s)
+        # Short messages, which a link may take at once, make the line too steep or too flat.
+        found = measure_cluster(engine, verbs=VERBS, by_long_messages=True, **asked)
     return Links(found, largest // 2, all_reduce_s(engine, largest // 2))
-
-
-def _cluster(engine: Engine, sizes: Sequence[int], taken_s: float) -> Cluster:
-    """Hosts of one rank each; the largest message took ``taken_s``."""
-    measure = partial(
-        measure_cluster, engine, sizes_bytes=sizes, verbs=VERBS, budget_s=BUDGET_S, rounds=ROUNDS
-    )
-    copies = travel("all_reduce", engine.world).copies
-    try:
-        found = measure()
-    except InvalidSetting:  # more bytes took no longer, on all ranks' clocks; once more, then
-        return measure(rate_bytes_per_s=copies * sizes[-1] / taken_s)
-    # Short messages, which a link may take at once, make the fitted line too steep or too flat.
-    tail_s = found.collectives["all_reduce"].tail_s
-    return found.model_copy(update={"rate_bytes_per_s": copies / tail_s}) if tail_s else found
 
 
 def slowness(engine: Engine, known: Links) -> float:

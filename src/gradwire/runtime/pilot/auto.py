@@ -27,9 +27,10 @@ from ...planning.data.cluster import Cluster
 from ...planning.data.plan import Plan
 from ...planning.data.profile import Profile
 from ...planning.judgement import MOST_ERROR, stricter
-from ...planning.measure.beside import median_pace
-from ...planning.measure.living import LayerWatch
+from ...planning.measure.codecs import median_pace
+from ...planning.measure.layers import LayerWatch
 from ..controls import Controls, Flight, Pilot
+from ..state.plain import told_by
 from ..step.engine import figures_of_all, told_meanwhile
 from . import _measuring as measuring
 from ._decisions import (
@@ -254,7 +255,7 @@ class _Watched(Flight):
             given = self._profile, self._cluster, self._fidelity
             taken_s = self._dense_s - self._other_s if self._dense_s else None
             own = proposal(*given, overlap_forward=controls.can_overlap, taken_s=taken_s)
-        made = self._proposal = Proposal.of(measuring.told_by(engine, 0, own and own.told()))
+        made = self._proposal = Proposal.of(told_by(engine, 0, own and own.told()))
         self._cluster = self._cluster.slower(made.link_factor)
         self._link_factor *= made.link_factor
         if self._dense_s:

@@ -9,12 +9,10 @@ Nobody waits there for a rank that has refused, nor for one that has begun the n
 
 from __future__ import annotations
 
-import json
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,8 +20,13 @@ import torch
 from ...contract.verbs import AllReduce
 from ...errors import RankFailed
 from ..failure.membership import Membership
-from ..failure.pulse import PATIENCE_S, STORE_PATIENCE_S, Stillness
-from ..fingerprint import post_refusal, refuse_differences, refuse_if_one_did, refusing
+from ..failure.pulse import PATIENCE_S, STORE_PATIENCE_S, listed
+from ..fingerprint import (
+    has_refusal,
+    refuse_differences,
+    refuse_if_one_did,
+    refusing,
+)
 from ..step.engine import Engine
 from ..step.wire import Channel, carry_out, in_background, open_channels
 from .plain import packed, read_packed, receive, send
@@ -46,29 +49,16 @@ class JointCall:
         engine.refuse_copy()
         engine.begin_call()
         self._engine, self._call, self._done, self._next_step = engine, call, done, 0
-        self._beats = defaultdict[int, Stillness](Stillness)
         self._group, self._shards = (
             who.beside(f"call {engine.num_calls}") for who in (engine.who, engine.shards)
         )
 
-    def refuse(self, error: Exception) -> None:
-        """Tells the other ranks that this one does not take part, unless its run has ended anyway.
+    def refusing(self) -> AbstractContextManager[None]:
+        """Tells the other ranks what is raised within, unless this rank's run has ended anyway.
 
         Then all have been told, and the store may be gone with the process that held it.
         """
-        if isinstance(error, RankFailed):
-            return
-        post_refusal(self._group, error)
-        post_refusal(self._shards, error)
-
-    @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """Tells the other ranks what is raised within, by ``refuse``."""
-        try:
-            yield
-        except Exception as error:
-            self.refuse(error)
-            raise
+        return refusing(self._group, self._shards, unless=(RankFailed,))
 
     def agree(self, saved: Mapping[str, Any], *, strict: bool, next_step: int) -> None:
         """Returns when all ranks have made the call, with states that belong together.
@@ -88,61 +78,68 @@ class JointCall:
             for kind, key in (("parameter", "params"), ("message", "messages"))
             for name, fields in saved[key].items()
         }
-        with refusing(self._shards), self._group.lingering():
+        with refusing(self._shards):
             self._compare(self._group, own, "rank")
         # Ranks with other shards are other groups, whose runs have names of their own.
         told = {"call": self._call, "step": saved["step"]}
-        with self._shards.lingering():
-            self._compare(self._shards, told, "the rank of shard")
+        self._compare(self._shards, told, "the rank of shard")
 
     def _compare(self, who: Membership, own: Mapping[str, Any], kind: str) -> None:
-        if who.world == 1:
-            return
-        timeout, call = self._engine.timeout, self._call
+        engine, call, is_group = self._engine, self._call, kind == "rank"
         refused = f"{kind} {{}} refused {call}, so nothing was {self._done} on any rank"
         # Who is silent takes so long to find out, and is to be known at the time-out.
-        early_s = max(0.0, timeout.total_seconds() - PATIENCE_S)
-        begin_s = heard_s = time.monotonic()
+        early_s = time.monotonic() + max(0.0, engine.timeout.total_seconds() - PATIENCE_S)
 
-        def look(absent: Sequence[int], found: Mapping[int, str]) -> None:
-            nonlocal heard_s
-            self._engine.check()
-            refuse_if_one_did({rank: json.loads(note) for rank, note in found.items()}, refused)
-            if kind == "rank":
-                self._refuse_to_wait_for(absent)  # of shards of other groups nothing is known
-            now_s = time.monotonic()
-            heard_s = now_s if found else heard_s  # without notes, the store does not answer
-            if now_s - (begin_s if absent else heard_s) > early_s:
-                self._engine.refuse_silence(self._next_step)
+        def look(absent: Sequence[int], found: Mapping[int, Any]) -> bool:
+            engine.check()
+            if is_group:  # of shards of other groups nothing is known
+                self._refuse_to_wait_for(absent)
+            if time.monotonic() > early_s:
+                engine.refuse_silence(self._next_step)
+            return has_refusal(found)
+
+        def decide(found: Mapping[int, Any]) -> None:
+            absent = tuple(rank for rank in range(who.world) if rank not in found)
+            if is_group and not (who.rank or absent) and engine.num_calls > 1:
+                # Whoever has come to this call has read all of the one before it.
+                engine.sweep(f"call {engine.num_calls - 1}")
+            refuse_if_one_did(found, refused)
+            if absent:
+                raise self._late(absent, kind, who.world)
+            remedy = (
+                f"nothing was {self._done}: have every rank make the same call, with the state "
+                "that it saved at the same step of the same run"
+            )
+            how = "do not have the same checkpoint"
+            refuse_differences([*found.values()], kind, how, remedy, _difference, names_all=True)
 
         try:
-            notes = who.share(json.dumps(own), timeout, what=call, look=look)
+            who.agree(own, decide, engine.timeout, what=call, look=look, is_partial=True)
         except RankFailed as error:
             if error.step >= 0:
                 raise  # all were told
-            if (cause := error.__cause__) is not None:  # the store is lost, and perhaps no rank
-                raise self._engine.unreachable(f"finish {call}", cause, self._next_step) from cause
-            absent = ", ".join(map(str, error.ranks))
-            text = f"{kind} {absent} of {who.world} did not call {call} within {timeout}"
-            raise self._lose(error.ranks if kind == "rank" else (), text) from error
-        if kind == "rank" and who.rank == 0 and self._engine.num_calls > 1:
-            # Whoever has come to this call has read all of the one before it.
-            self._engine.sweep(f"call {self._engine.num_calls - 1}")
-        told = [json.loads(note) for note in notes]
-        refuse_if_one_did(dict(enumerate(told)), refused)
-        remedy = (
-            f"nothing was {self._done}: have every rank make the same call, with the state that it "
-            "saved at the same step of the same run"
-        )
-        how = "do not have the same checkpoint"
-        refuse_differences(told, kind, how, remedy, _difference, names_all=True)
+            cause = error.__cause__ or error  # the store is lost, and perhaps no rank
+            raise engine.unreachable(f"finish {call}", cause, self._next_step) from cause
+
+    def _late(self, absent: tuple[int, ...], kind: str, world: int) -> BaseException:
+        """The error about ranks that did not come in time.
+
+        A rank that has begun the call may only be slow. It is named where all that are absent have.
+        """
+        engine, is_group = self._engine, kind == "rank"
+        signs = engine.signs() if is_group else []
+        calls = {rank: signs[rank].place.num_calls for rank in absent if signs}
+        away = tuple(rank for rank in absent if calls.get(rank, 0) < engine.num_calls)
+        how = "did not call" if away else "was not ready for"
+        text = f"{kind} {listed(away or absent)} of {world} {how} {self._call}"
+        ranks = (away or absent) if is_group else ()
+        return self._lose(ranks, f"{text} within {engine.timeout}")
 
     def _refuse_to_wait_for(self, absent: Sequence[int]) -> None:
         """Raises if one of these ranks is gone, or has begun the next step without this load."""
         signs = self._engine.signs()
         for rank in absent if signs else ():
-            beat, place, _ = signs[rank]
-            still_s = self._beats[rank].read(beat)
+            place = signs[rank].place
             at = (self._next_step, self._engine.num_calls - 1)
             if place.launched and (place.step, place.num_calls) == at:
                 raise self._lose(
@@ -150,7 +147,7 @@ class JointCall:
                     f"rank {rank} of {self._engine.world} began step {self._next_step} without "
                     f"{self._call}, which rank {self._engine.rank} has called",
                 )
-            if still_s > SILENCE_S:
+            if signs[rank].still_s > SILENCE_S:
                 text = f"rank {rank} of {self._engine.world} stopped answering before {self._call}"
                 raise self._lose((rank,), text)
 

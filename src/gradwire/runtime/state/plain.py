@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...contract.verbs import Recv, Send
+from ...contract.verbs import Broadcast, Recv, Send
 from ...errors import InvalidSetting
+from ..step.engine import Engine, news
 from ..step.wire import Channel, Group, carry_out
 
 _PART_BYTES = 2**25
@@ -79,6 +80,26 @@ def receive(src: int, channel: Channel) -> mmap.mmap:
     return data  # type: ignore[no-any-return]
 
 
+def told_by(engine: Engine, src: int, own: Any, what: str = "state") -> Any:
+    """The value of rank ``src``, which it tells all others; none of the model's is under way.
+
+    A value is as for ``packed``. If rank ``src`` cannot pack it, all raise.
+    """
+    data, failure = torch.empty(0, dtype=torch.uint8, device="cpu"), None
+    try:
+        data = packed(own) if engine.rank == src else data
+    except InvalidSetting as error:
+        failure = error  # raised once the others, who wait for the size, know
+    size = torch.tensor([data.numel()], device="cpu")
+    news(engine, Broadcast(src, size))
+    if not size:
+        why = f"rank {src} cannot send its {what}; see the error of that rank"
+        raise failure or InvalidSetting(why)
+    data = data if engine.rank == src else data.new_zeros(int(size))
+    news(engine, Broadcast(src, data))
+    return read_packed(io.BytesIO(data.numpy().tobytes()))
+
+
 def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
     """Every rank's value in rank order; all ranks of a group of torch.distributed call it.
 
@@ -96,7 +117,7 @@ def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
         raise failure
     if 0 in counts:
         raise InvalidSetting(
-            f"rank {counts.index(0)} of the group cannot send its state; its own error says why"
+            f"rank {counts.index(0)} of the group cannot send its state; see the error of that rank"
         )
     padded = data.new_zeros(max(counts))
     padded[: data.numel()] = data

@@ -32,7 +32,7 @@ from ...errors import ExitCode, InvalidSetting, RankFailed
 from ..device.streams import SideStream
 from ..failure.blame import IN_ATTACH, blamed, failure_of, first_line, silence
 from ..failure.forks import watch
-from ..failure.membership import ALONE, STORE_PATIENCE, Membership
+from ..failure.membership import ALONE, MEETING, STORE_PATIENCE, Membership
 from ..failure.pulse import Alarm, Place, Pulse, Sign, said
 from ..failure.sweeping import give_memory_back, leave_later
 from .task_graph import Once, Over, Task, TaskManager, is_foreign, wall_clock
@@ -113,7 +113,7 @@ class Engine:
         try:
             self._open(Among.RANKS, who, count)
             if count and self.rank == 0:
-                self.sweep("note")  # all have read these, as all have connected
+                self.sweep(MEETING)  # all have read these, as all have connected
             self._open(Among.SHARDS, shards, num_channels)
             if ranks_per_host > 1:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)

@@ -114,7 +114,7 @@ def default_store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-REJOINED = "rejoined "
+REJOINED = "rejoin"
 """The beginning of the names of ranks of which one came in later, as process of no group."""
 _given: list[Any] = []
 
