@@ -174,7 +174,6 @@ class Handle(Joinable):
         recorder, synchroniser = self._progress.recorder, self.synchroniser
         numel = sum(param.numel() for param in synchroniser.params.values())
         messages = synchroniser.messages if self._engine.num_channels else []
-        kept = 0 if synchroniser.commit is None else synchroniser.commit.kept_bytes
         return {
             **recorder.stats(),
             "inline_s_per_step": self._engine.inline_s / max(1, recorder.num_steps),
@@ -182,7 +181,7 @@ class Handle(Joinable):
             "world_size": self.world_size,
             "averaged_by": "gradwire" if self._engine.num_channels else "DDP",
             "messages": len(messages),
-            "memory": memory_of(messages, numel, kept),
+            "memory": memory_of(messages, numel),
             "residual_norm": norm_over_all(self.residuals().values()),
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),

@@ -49,6 +49,7 @@ class ModuleHooks:
         strangers: Strangers,
     ) -> None:
         self._progress, self._synchroniser = progress, progress.synchroniser
+        self._synchroniser.counts_use = True
         self.overlap, self._strangers = overlap, strangers
         self.params = dict(params)
         self.on_begin: Callable[[], None] | None = None

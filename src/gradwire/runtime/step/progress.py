@@ -53,6 +53,7 @@ class Progress:
         """This rank's way into the run; None if it was there from the start."""
         self.log: Log | None = None
         self.synchroniser, self.recorder = synchroniser, recorder
+        synchroniser.undoes_skipped = scaler is not None and scaler.is_enabled()
         self._params, self._scaler = dict(params), scaler
         self._in_step: list[Message] = []
         self.num_fragments = 1
@@ -175,6 +176,7 @@ class Progress:
         )
         self.recorder.end_step(costs, now_s, density)
         choose_together((message.exchange, message.state) for message in self._in_step)
+        self.synchroniser.undo_skipped()
         if self.guard is not None:
             self.guard.end(self.step, self._in_step, self._engine.rank)
         looks, logs = self._looks(), self._logs()
