@@ -22,8 +22,7 @@ from torch.optim import Optimizer
 from ...errors import InvalidSetting, invalid
 from ..state.plain import packed, read_packed
 from ..step.engine import Engine
-from ..step.hooked import Lent
-from ..step.hooks import ModuleHooks
+from ..step.hooks import Lent, ModuleHooks
 
 
 class ZeroGradients(JoinHook):

@@ -203,19 +203,11 @@ class Progress:
                 len(found),
             )
 
-    def arrived(self, name: str) -> bool:
-        """Whether the mean of a parameter is complete; does not block."""
-        return self.synchroniser.arrived(name)
-
     def wait(self, names: Sequence[str]) -> None:
         """Blocks until the means of ``names`` are there; raises ``RankFailed``."""
         start_s = wall_clock()
         self.synchroniser.wait(names)
         self.mark_wait(start_s, wall_clock())
-
-    def follow(self, names: Sequence[str]) -> None:
-        """Has the device's current stream wait for means that have arrived; does not block."""
-        self.synchroniser.follow(names)
 
     def finish(self) -> None:
         """Waits for the whole step, and puts the means where the training loop looks for them."""
