@@ -26,20 +26,24 @@ PARTS = ("part 0", "part 1", "part 2")
 
 
 def reports(world: int) -> list[StepReport]:
-    return [StepReport(Check(None, lambda names: []), 11, world) for _ in range(world)]
+    return [StepReport(Check(None, lambda names: []), world) for _ in range(world)]
 
 
 def test_a_record_is_the_same_behind_the_wire() -> None:
-    for used in (0, 1, 2**10 + 5, 2**11 - 1):
-        record = Record(0.5, 64, 3, used % 2 == 0, (7, -(2**63)), used)
-        assert Record.of(record.packed(11), 2) == record
+    for trains, used in product((False, True), (b"", b"\1\0\1")):
+        record = Record(0.5, 64, 3, trains, (7, -(2**63)), used)
+        assert Record.of(record.packed(), 2) == record
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_parameter_that_one_rank_used_is_used_on_all(world: int) -> None:
     all_ranks = reports(world)
-    drive([one.text(0, world, 1 << rank, {}) for rank, one in enumerate(all_ranks)])
-    assert {one.used for one in all_ranks} == {2**world - 1}
+    texts = []
+    for rank, one in enumerate(all_ranks):
+        used = bytes([rank == 1, 0, rank == world - 1, 1])
+        texts.append(one.text(0, world, used, {}))
+    drive(texts)
+    assert [one.used for one in all_ranks] == [[True, False, True, True]] * world
 
 
 def answers(world: int, changed: dict[int, int]) -> list[RankFailed | None]:
@@ -52,7 +56,7 @@ def answers(world: int, changed: dict[int, int]) -> list[RankFailed | None]:
         if rank in changed:
             digests[changed[rank]] += 1
         try:
-            yield from all_ranks[rank].text(4, world, 0, dict(zip(PARTS, digests, strict=True)))
+            yield from all_ranks[rank].text(4, world, b"", dict(zip(PARTS, digests, strict=True)))
         except RankFailed as failure:
             return failure
         return None
@@ -88,7 +92,7 @@ def test_all_ranks_know_every_ranks_norm_and_the_newcomer_that_rank_0_has_seen(w
             own = messages(2, rank, world)
             for message in own:
                 message.state.residual_N.fill_(factor * (rank + 1))
-            texts.append(report.confirmation(step - 1, world, 0, own, Streams()))
+            texts.append(report.confirmation(step - 1, world, b"", own, Streams()))
         drive(texts, seed=step)
         at = min(step, 2)  # the norm is told anew after 1, 2, 4 and more steps
         for report in all_ranks:

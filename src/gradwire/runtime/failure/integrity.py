@@ -45,12 +45,12 @@ class Check:
         """Whether this rank steps its parameters; one whose data have ended does not."""
 
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
-        """Takes the digests, once, for step ``turn`` of these parameters, one of comparison.
+        """Takes the digests, once, for step ``turn`` of these parameters, if it is compared.
 
         Ranks may change their parameters between backward passes that accumulate. So this is called
         when the first of them begins.
         """
-        if self._turn != turn:
+        if self.every is not None and not (turn + 1) % self.every and self._turn != turn:
             named = self._equal(names)
             tensors = [tensor for _, tensor in named]
             digests = digests_of(tensors) if self.trains else [0] * len(tensors)

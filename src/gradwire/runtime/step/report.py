@@ -40,15 +40,14 @@ class Record(NamedTuple):
     """The number of the newcomer that waits, as the rank sees it; 0 without one."""
     trains: bool = True
     digests: tuple[int, ...] = ()
-    used: int = 0
-    """A bit for each parameter in order: 1 where the rank has a gradient of it."""
+    used: bytes = b""
+    """For each parameter in order 1 where the rank has a gradient of it, else 0."""
 
-    def packed(self, num_params: int) -> bytes:
+    def packed(self) -> bytes:
         """The record as bytes, as many on every rank."""
         # No flip of one bit makes a rank that trains one that does not.
         figures = struct.pack(_FIGURES, *self[:3], -self.trains)
-        digests = struct.pack(f"<{len(self.digests)}q", *self.digests)
-        return figures + digests + self.used.to_bytes(-(-num_params // 8), "little")
+        return figures + struct.pack(f"<{len(self.digests)}q", *self.digests) + self.used
 
     @classmethod
     def of(cls, data: bytes, num_digests: int) -> Record:
@@ -56,7 +55,7 @@ class Record(NamedTuple):
         first = struct.calcsize(_FIGURES)
         norm, num_steps, newcomer, trains = struct.unpack_from(_FIGURES, data)
         digests = struct.unpack_from(f"<{num_digests}q", data, first)
-        used = int.from_bytes(data[first + 8 * num_digests :], "little")
+        used = data[first + 8 * num_digests :]
         return cls(norm, num_steps, newcomer, bool(trains), digests, used)
 
 
@@ -66,9 +65,8 @@ class StepReport:
     ``check`` takes the digests. Where the report ``confirms``, each step has one.
     """
 
-    def __init__(self, check: Check, num_params: int, world: int) -> None:
+    def __init__(self, check: Check, world: int) -> None:
         self.check, self.confirms = check, False
-        self._num_params = num_params
         self.restart(world)
 
     def restart(self, world: int) -> None:
@@ -84,20 +82,17 @@ class StepReport:
         return self.records[0].newcomer
 
     @property
-    def used(self) -> int:
-        """The parameters that any rank used in the last step that had a report."""
-        used = 0
-        for record in self.records:
-            used |= record.used
-        return used
+    def used(self) -> list[bool]:
+        """For each parameter whether any rank used it in the last step."""
+        return [any(flags) for flags in zip(*(record.used for record in self.records), strict=True)]
 
-    def text(self, step: int, world: int, used: int, digests: Mapping[str, int]) -> Steps[None]:
+    def text(self, step: int, world: int, used: bytes, digests: Mapping[str, int]) -> Steps[None]:
         """The text by which ranks exchange their records of a step.
 
         Raises ``RankFailed``, on every rank alike, if digests differ.
         """
         figures = self._norm, self._num_steps, self._newcomer, self.check.trains
-        own = Record(*figures, tuple(digests.values()), used).packed(self._num_params)
+        own = Record(*figures, tuple(digests.values()), used).packed()
         rows = yield from rows_of_all(world, torch.frombuffer(bytearray(own), dtype=torch.uint8))
         self.records = [Record.of(bytes(row.numpy()), len(digests)) for row in rows]
         if digests:
@@ -105,7 +100,7 @@ class StepReport:
             refuse_other_bits(step, [*digests], reported)
 
     def confirmation(
-        self, step: int, world: int, used: int, messages: Sequence[Message], streams: Streams
+        self, step: int, world: int, used: bytes, messages: Sequence[Message], streams: Streams
     ) -> Steps[None]:
         """The text by which ranks confirm that they have all means of a step.
 

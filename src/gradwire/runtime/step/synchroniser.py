@@ -60,7 +60,7 @@ class Synchroniser:
     ) -> None:
         self.engine = engine
         self.check = check or Check(None, lambda names: [])
-        self.report = StepReport(self.check, len(params), engine.world)
+        self.report = StepReport(self.check, engine.world)
         self.counts_use = False
         """Whether ranks report who used which parameter. DDP hands in zeros where one was not."""
         self.undoes_skipped = False
@@ -68,7 +68,6 @@ class Synchroniser:
         self.streams = Streams()
         self.params, self.names = params, list(params)
         self._lock = threading.Lock()
-        self._every_bit = (1 << len(self.names)) - 1
         self.open = False
         self._scale = 1.0
         self.replace(messages)
@@ -156,8 +155,7 @@ class Synchroniser:
 
         Whether they compare it in this step follows from ``turn`` alone.
         """
-        every = self.check.every
-        if self.engine.world > 1 and every is not None and not (turn + 1) % every:
+        if self.engine.world > 1:
             self.check.look(turn, names)
 
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
@@ -235,10 +233,7 @@ class Synchroniser:
         flat = message if isinstance(message, Message) else None
         if flat is not None and flat.flags_F is not None:
             with nullcontext() if side is None else side.use():
-                if (used := self._used()) == self._every_bit:
-                    flat.flags_F.fill_(1)
-                else:
-                    flat.flags_F.copy_(torch.tensor(self._bits(used), device="cpu"))
+                flat.flags_F.copy_(torch.frombuffer(bytearray(self._used()), dtype=torch.uint8))
         is_shared = not self._shared.isdisjoint(names)
         text, scatter = self._exchange(message, side, is_shared=is_shared)
         return self.engine.launch(
@@ -296,28 +291,25 @@ class Synchroniser:
         So do all ranks where this ``is_retry`` on each, if what messages keep can be put back: see
         `retry`. Else this raises ``LoopMistake``.
         """
-        keeps = any(any(leaves(message.state)) for message in self.flat_messages)
-        if self.engine.world > 1 and is_retry and (self.report.confirms or not keeps):
+        if self.engine.world > 1:
+            if not is_retry or (self._keeps_state and not self.report.confirms):
+                raise self.engine.give_up(
+                    f"the gradient of {name} came after an earlier backward pass that raised "
+                    "before its end, or twice in one, as the parameter is shared by segments of a "
+                    "reentrant activation checkpoint (use_reentrant=False is accepted). A pass "
+                    "that raised can be repeated, by all ranks, after zero_grad(set_to_none=True), "
+                    "where the exchange keeps no residuals, or attach was given on_failure='shrink'"
+                )
             from ..failure.retry import repeat_together  # a pass that raised is rare
 
             repeat_together(self.engine, self._step, len(self._queue))
             for absent in self.names:
                 self.ready(absent, None)
-            self.close()
-            self._wait_for_all()
-            self.undo()
-            self.open = False
-            return
-        if self.engine.world > 1:
-            raise self.engine.give_up(
-                f"the gradient of {name} came after an earlier backward pass that raised before "
-                "its end, or twice in one, as the parameter is shared by segments of a reentrant "
-                "activation checkpoint (use_reentrant=False is accepted). A pass that raised can "
-                "be repeated, by all ranks, after zero_grad(set_to_none=True), where the exchange "
-                "keeps no residuals, or attach was given on_failure='shrink'"
-            )
-        self.engine.begin(self._backward_over)
-        self._wait_for_all()
+        self.close()
+        self.engine.wait(self.all_ends())
+        if self._marks is not None:
+            self._marks.follow()
+        self.undo()
         self.open = False
 
     @property
@@ -348,7 +340,7 @@ class Synchroniser:
         if not self.counts_use:
             return set()
         flags_F = self._flags_F
-        used = self._bits(self.report.used) if flags_F is None else flags_F.tolist()
+        used = self.report.used if flags_F is None else flags_F.tolist()
         return {name for name, is_used in zip(self.names, used, strict=True) if not is_used}
 
     def arrived(self, name: str) -> bool:
@@ -391,9 +383,9 @@ class Synchroniser:
         """
         engine, report, world = self.engine, self.report, self.engine.world
         digests, counts = self.check.taken(self._turn), self.counts_use and self._flags_F is None
-        used, index = self._used() if counts else 0, len(self.messages)
+        used, index = self._used() if counts else b"", len(self.messages)
         if world == 1:
-            report.records = [Record(used=used)]
+            report.records = [Record(newcomer=report.look(), used=used)]
             return
         if counts or digests:
             text = report.text(self._step, world, used, digests)
@@ -411,17 +403,10 @@ class Synchroniser:
             end.done for end in (*self._ends.values(), *self._reporting)
         )
 
-    def _bits(self, used: int) -> list[int]:
-        return [used >> place & 1 for place in range(len(self.names))]
-
-    def _used(self) -> int:
-        """A bit for each parameter that this rank used in the step."""
-        used = [grad is not None for grad in self.grads.values()]
-        if len(used) == len(self.names) and all(used):
-            return self._every_bit
+    def _used(self) -> bytes:
+        """For each parameter 1 if this rank used it in the step, else 0."""
         # One without elements, which no message waits for, may not be handed in yet.
-        flags = (self.grads.get(name) is not None for name in self.names)
-        return sum(is_used << place for place, is_used in enumerate(flags))
+        return bytes([self.grads.get(name) is not None for name in self.names])
 
     def finish(self) -> set[str]:
         """Waits for all means; returns the names that handed in None but have a gradient now.
@@ -431,12 +416,6 @@ class Synchroniser:
         """
         self.engine.wait(self.all_ends())
         return self.settled()
-
-    def _wait_for_all(self) -> None:
-        """Waits for what was launched of a step that is given up."""
-        self.engine.wait(self.all_ends())
-        if self._marks is not None:
-            self._marks.follow()
 
     def undo(self) -> None:
         """Puts back the state of all messages that the open step has begun to change."""
@@ -460,9 +439,6 @@ class Synchroniser:
         if self._marks is not None:
             self._marks.follow()
         self.open = False
-        if self.engine.world == 1 and self.report.confirms:
-            [own] = self.report.records
-            self.report.records = [own._replace(newcomer=self.report.look())]
         absent = [name for name, grad in self.grads.items() if grad is None]
         if not absent:
             return set()
