@@ -41,7 +41,7 @@ def test_a_parameter_that_one_rank_used_is_used_on_all(world: int) -> None:
     texts = []
     for rank, one in enumerate(all_ranks):
         used = bytes([rank == 1, 0, rank == world - 1, 1])
-        texts.append(one.text(0, world, used, {}))
+        texts.append(one.text(0, used, {}))
     drive(texts)
     assert [one.used for one in all_ranks] == [[True, False, True, True]] * world
 
@@ -56,7 +56,7 @@ def answers(world: int, changed: dict[int, int]) -> list[RankFailed | None]:
         if rank in changed:
             digests[changed[rank]] += 1
         try:
-            yield from all_ranks[rank].text(4, world, b"", dict(zip(PARTS, digests, strict=True)))
+            yield from all_ranks[rank].text(4, b"", dict(zip(PARTS, digests, strict=True)))
         except RankFailed as failure:
             return failure
         return None
@@ -92,7 +92,7 @@ def test_all_ranks_know_every_ranks_norm_and_the_newcomer_that_rank_0_has_seen(w
             own = messages(2, rank, world)
             for message in own:
                 message.state.residual_N.fill_(factor * (rank + 1))
-            texts.append(report.confirmation(step - 1, world, b"", own, Streams()))
+            texts.append(report.confirmation(step - 1, b"", own, Streams()))
         drive(texts, seed=step)
         at = min(step, 2)  # the norm is told anew after 1, 2, 4 and more steps
         for report in all_ranks:

@@ -15,12 +15,13 @@ import torch.distributed as dist
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.contract.verbs import AllReduce, Steps
+from gradwire.contract.verbs import AllReduce, Among, Compute, Steps
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.failure.survivors import Counted, decided
 from gradwire.runtime.state.checkpoint import is_residual
 from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.step.wire import start
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
@@ -68,14 +69,24 @@ def die_confirming(handle: gw.Handle) -> None:
     handle.synchroniser.report.confirmation = text  # type: ignore[method-assign]
 
 
-def say_nothing(handle: gw.Handle) -> None:
-    """Goes on at once, as a rank does that hears of all others before a victim dies."""
+_begun: list[Any] = []
 
-    def text(*_: Any) -> Any:
-        return
+
+def wait_for_nobody(handle: gw.Handle) -> None:
+    """Goes on at once, as a rank does that hears of all others before a victim dies."""
+    report, routes = handle.synchroniser.report, handle.synchroniser.engine.routes
+    confirmation = report.confirmation
+
+    def text(*given: Any) -> Any:
+        del report.confirmation  # of this one step
+        for verb in confirmation(*given):
+            if not isinstance(verb, Compute):
+                _begun[:] = [verb, start(verb, routes.circles[Among.RANKS].channels[-1])]
+                return
+            verb.fn()
         yield
 
-    handle.synchroniser.report.confirmation = text  # type: ignore[method-assign]
+    report.confirmation = text  # type: ignore[method-assign]
 
 
 def kept_by_element(handle: gw.Handle) -> dict[tuple[str, str], torch.Tensor]:
@@ -106,7 +117,7 @@ def shrinking(
         elif rank == victim:
             die_confirming(handle)
         elif rank == 0 and how == "confirming":
-            say_nothing(handle)
+            wait_for_nobody(handle)
         while True:
             before = kept_by_element(handle)
             try:

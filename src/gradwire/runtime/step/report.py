@@ -86,21 +86,22 @@ class StepReport:
         """For each parameter whether any rank used it in the last step."""
         return [any(flags) for flags in zip(*(record.used for record in self.records), strict=True)]
 
-    def text(self, step: int, world: int, used: bytes, digests: Mapping[str, int]) -> Steps[None]:
+    def text(self, step: int, used: bytes, digests: Mapping[str, int]) -> Steps[None]:
         """The text by which ranks exchange their records of a step.
 
         Raises ``RankFailed``, on every rank alike, if digests differ.
         """
         figures = self._norm, self._num_steps, self._newcomer, self.check.trains
         own = Record(*figures, tuple(digests.values()), used).packed()
-        rows = yield from rows_of_all(world, torch.frombuffer(bytearray(own), dtype=torch.uint8))
+        own_B = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        rows = yield from rows_of_all(len(self.records), own_B)
         self.records = [Record.of(bytes(row.numpy()), len(digests)) for row in rows]
         if digests:
             reported = [one.digests if one.trains else None for one in self.records]
             refuse_other_bits(step, [*digests], reported)
 
     def confirmation(
-        self, step: int, world: int, used: bytes, messages: Sequence[Message], streams: Streams
+        self, step: int, used: bytes, messages: Sequence[Message], streams: Streams
     ) -> Steps[None]:
         """The text by which ranks confirm that they have all means of a step.
 
@@ -116,7 +117,7 @@ class StepReport:
 
             yield Compute("norm", note)
         self._newcomer = self.look()
-        yield from self.text(step, world, used, {})
+        yield from self.text(step, used, {})
 
     def _is_norm_due(self, num_steps: int) -> bool:
         early = num_steps < NORM_EVERY and num_steps.bit_count() == 1

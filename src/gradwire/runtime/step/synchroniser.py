@@ -381,17 +381,17 @@ class Synchroniser:
 
         It travels while the last messages are on their way, and once more to confirm the step.
         """
-        engine, report, world = self.engine, self.report, self.engine.world
+        engine, report = self.engine, self.report
         digests, counts = self.check.taken(self._turn), self.counts_use and self._flags_F is None
         used, index = self._used() if counts else b"", len(self.messages)
-        if world == 1:
+        if engine.world == 1:
             report.records = [Record(newcomer=report.look(), used=used)]
             return
         if counts or digests:
-            text = report.text(self._step, world, used, digests)
+            text = report.text(self._step, used, digests)
             self._reporting = [engine.launch(index, "report", text, is_news=True)]
         if report.confirms:
-            text = report.confirmation(self._step, world, used, self.flat_messages, self.streams)
+            text = report.confirmation(self._step, used, self.flat_messages, self.streams)
             ends = self.all_ends()
             end = engine.launch(index + 1, "confirmation", text, behind=ends, is_news=True)
             self._confirming = [end]
