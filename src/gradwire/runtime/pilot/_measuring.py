@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...contract.travel import travel
-from ...contract.verbs import Broadcast
+from ...contract.verbs import Broadcast, Steps
 from ...errors import InvalidSetting
 from ...planning.data.cluster import PRIMITIVES, Cluster, CodecFit, VerbName
 from ...planning.data.fit import LineFit
@@ -25,7 +25,7 @@ from ...planning.data.profile import Profile
 from ...planning.measure.codecs import measure_codecs
 from ...planning.measure.links import all_reduce_s, measure_cluster, measure_hosts, shared_cores
 from ...planning.measure.living import LayerWatch
-from ..step.engine import Engine, figures_of_all, news
+from ..step.engine import Engine, figures_of_all
 
 VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")
 MESSAGE_S = 0.04
@@ -40,12 +40,18 @@ CODEC_SIZES = (2**12, 2**16, 2**20)
 
 def told_by(engine: Engine, src: int, own: Any) -> Any:
     """A value with a JSON form that rank ``src`` tells all others."""
-    text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8)
-    size = torch.tensor([text.numel()])
-    news(engine, Broadcast(src, size))
-    text = text if engine.rank == src else torch.zeros(int(size), dtype=torch.uint8)
-    news(engine, Broadcast(src, text))
-    return json.loads(bytes(text.tolist()))
+
+    def text() -> Steps[Any]:
+        data = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8)
+        size = torch.tensor([data.numel()])
+        yield Broadcast(src, size)
+        data = data if engine.rank == src else torch.zeros(int(size), dtype=torch.uint8)
+        yield Broadcast(src, data)
+        return json.loads(bytes(data.tolist()))
+
+    end = engine.launch(0, "news", text(), is_news=True)
+    engine.wait([end])
+    return end.result
 
 
 class Links(NamedTuple):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ...contract.trace.span import Span
 from ...contract.travel import members
-from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps, Verb
+from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps
 from ...errors import ExitCode, InvalidSetting, RankFailed
 from ..device.streams import SideStream
 from ..failure.blame import IN_ATTACH, blamed, failure_of, first_line, silence
@@ -592,15 +592,6 @@ def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
     rows_WN, sizes = own_N.repeat(world, 1), (own_N.numel(),) * world
     yield AllToAll(rows_WN.view(-1), own_N.repeat(world), sizes, sizes)
     return rows_WN
-
-
-def news(engine: Engine, verb: Verb) -> None:
-    """Carries out one verb that has to wait for no gradients; all ranks call this alike."""
-
-    def text() -> Steps[None]:
-        yield verb
-
-    engine.wait([engine.launch(0, "news", text(), is_news=True)])
 
 
 def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:

@@ -27,10 +27,10 @@ it anyway, and those copies multiply.
 The alternative is to rescale state whenever the scale changes. It costs no less, as both copies are
 made anyway. It must know which fields are in the gradient's unit, and leaves thresholds wrong.
 
-**Undo.** A message can put its state back as it was before the step: as a whole (``undo``), or for
-one parameter (``take_back``). A step that survivors repeat is undone, and so is one that the scaler
-skips, as its means never reach the parameters. A scaler skips a step for an inf or a NaN in a
-gradient. Means have the same bits on all ranks, so ranks decide by them, and not by their scalers.
+**Undo.** A message can put its state back as it was before the step: as a whole (``end_step``), or
+for one parameter (``take_back``). A step that survivors repeat is undone, and so is one that the
+scaler skips, as its means never reach the parameters. A scaler skips a step for an inf or a NaN in
+a gradient. Means have the same bits on all ranks, so ranks decide by them, and not by scalers.
 
 An exchange that sends the values themselves and keeps nothing takes scaled gradients: a scale is
 there to bring values into the range of 16 bits, on the wire as in the model.
@@ -205,7 +205,7 @@ class Message:
             return self.exchange.init(self.spec, self.member.world)
 
     def begin_step(self, *, keeps: bool, looks: bool) -> None:
-        """Opens a step. If it ``keeps`` its state, ``undo`` can put that back.
+        """Opens a step. If it ``keeps`` its state, ``end_step`` can put that back.
 
         If it ``looks`` at its mean, ``is_finite`` tells afterwards whether that is finite.
         """
@@ -222,13 +222,10 @@ class Message:
         torch._foreach_copy_(copies, tensors)
         self._kept = self._spare = with_tensors(self.state, iter(copies))
 
-    def undo(self) -> None:
-        """Puts back the state from before the open step, if that has begun to change it."""
-        if self._kept is not None:
-            self.state, self._spare, self._kept = self._kept, self.state, None
-
-    def settle(self) -> None:
-        """Ends a step that counts, which nothing undoes any more."""
+    def end_step(self, *, undoes: bool = False) -> None:
+        """Ends a step; if it ``undoes`` it, the state is as before, if that had begun to change."""
+        if undoes and self._kept is not None:
+            self.state, self._spare = self._kept, self.state
         self._kept = None
 
     @property
@@ -296,12 +293,8 @@ class Message:
         else:
             self.state = yield from text
         if self.looks:
-            yield Compute("look", lambda: self._look(grad_N), self.spec.numel)
+            self._extremes = yield Compute("look", lambda: torch.aminmax(grad_N), self.spec.numel)
         self._lent_N = None
-
-    @torch.no_grad()
-    def _look(self, mean_N: Tensor) -> None:
-        self._extremes = torch.aminmax(mean_N)
 
     @torch.no_grad()
     def encode_ahead(self, name: str, grads: Grads, copying: Copying) -> None:

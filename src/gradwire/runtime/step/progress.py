@@ -176,7 +176,7 @@ class Progress:
         )
         self.recorder.end_step(costs, now_s, density)
         choose_together((message.exchange, message.state) for message in self._in_step)
-        self.synchroniser.undo_skipped()
+        self.synchroniser.end_step()
         if self.guard is not None:
             self.guard.end(self.step, self._in_step, self._engine.rank)
         looks, logs = self._looks(), self._logs()

@@ -420,19 +420,18 @@ class Synchroniser:
     def undo(self) -> None:
         """Puts back the state of all messages that the open step has begun to change."""
         for message in self.flat_messages:
-            message.undo()
+            message.end_step(undoes=True)
 
-    def undo_skipped(self) -> None:
-        """Undoes a step that has ended, if every rank's loss scaler skips it.
+    def end_step(self) -> None:
+        """Ends a step; undoes it if every rank's loss scaler skips it.
 
         A scaler skips a step where it finds an inf or a NaN. Means have the same bits on all ranks,
         so all undo the step or none does.
         """
         messages = self.messages if self.undoes_skipped and self._keeps_state else []
-        if not all(message.is_finite for message in messages):
-            self.undo()
+        is_skipped = not all(message.is_finite for message in messages)
         for flat in self.flat_messages:
-            flat.settle()
+            flat.end_step(undoes=is_skipped)
 
     def settled(self) -> set[str]:
         """Closes a step whose means are all here; returns as ``finish``."""
