@@ -111,7 +111,7 @@ def test_what_does_not_count_leaves_no_trace() -> None:
     before = [[t.clone() for _, t in leaves(message.state)] for message in own]
     for num_begun in (3, 0, 1):  # a step undone, one that nothing was begun in, and another
         for message in own:
-            message.begin_step(keeps=True, looks=False)
+            message.begin_step(looks=False)
         for message in own[:num_begun]:
             steps = message.text({message.names[0]: torch.ones(4, 10)})
             verb = next(steps)

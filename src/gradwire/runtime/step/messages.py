@@ -204,13 +204,12 @@ class Message:
         with kept_on(self.device), torch.inference_mode(False):
             return self.exchange.init(self.spec, self.member.world)
 
-    def begin_step(self, *, keeps: bool, looks: bool) -> None:
-        """Opens a step. If it ``keeps`` its state, ``end_step`` can put that back.
+    def begin_step(self, *, looks: bool) -> None:
+        """Opens a step that ``end_step`` may undo, so the state is kept.
 
         If it ``looks`` at its mean, ``is_finite`` tells afterwards whether that is finite.
         """
-        self.keeps, self.looks, self._set_aside = keeps and any(leaves(self.state)), looks, {}
-        self._extremes = ()
+        self.keeps, self.looks, self._extremes = any(leaves(self.state)), looks, ()
         if self.keeps and self.lanes:
             self._keep()
 
@@ -315,6 +314,7 @@ class Message:
         ahead, places = self.member.ahead, [*range(len(self.slots))]
         if ahead:
             places = [place for place in places if place not in ahead]
+        self._set_aside = {}
         if self._lent_N is not None:
             with copying():  # it is waited for, and stays where it is
                 pass

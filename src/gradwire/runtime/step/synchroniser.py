@@ -146,8 +146,9 @@ class Synchroniser:
         self._turn = step if turn is None else turn
         self.look(self._turn, names)
         looks = self.undoes_skipped and self._keeps_state
-        for message in self.flat_messages:
-            message.begin_step(keeps=looks or self.report.confirms, looks=looks)
+        if looks or self.report.confirms:
+            for message in self.flat_messages:
+                message.begin_step(looks=looks)
         self.open = True
 
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
@@ -428,10 +429,11 @@ class Synchroniser:
         A scaler skips a step where it finds an inf or a NaN. Means have the same bits on all ranks,
         so all undo the step or none does.
         """
-        messages = self.messages if self.undoes_skipped and self._keeps_state else []
-        is_skipped = not all(message.is_finite for message in messages)
-        for flat in self.flat_messages:
-            flat.end_step(undoes=is_skipped)
+        looks = self.undoes_skipped and self._keeps_state
+        if looks or self.report.confirms:
+            is_skipped = looks and not all(message.is_finite for message in self.messages)
+            for flat in self.flat_messages:
+                flat.end_step(undoes=is_skipped)
 
     def settled(self) -> set[str]:
         """Closes a step whose means are all here; returns as ``finish``."""
