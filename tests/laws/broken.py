@@ -166,6 +166,7 @@ EXCHANGE_BITES = (
     (on_exchanges.law_contributed_is_what_left_the_residual, exchanges.hoards()),
     (on_exchanges.law_kept_buffers_change_no_bit, exchanges.reads_old_buffers()),
     (on_exchanges.law_fused_form_agrees_with_the_definition, exchanges.only_adds_to_residual()),
+    (on_exchanges.law_an_undone_step_leaves_no_trace, exchanges.keeps_beside_its_state()),
     (on_exchanges.law_callers_tensors_untouched, exchanges.writes_the_gradient()),
     (
         on_exchanges.law_repeatable_under_any_interleaving,

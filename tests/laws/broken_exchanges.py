@@ -73,6 +73,24 @@ class drops_residual(altered):
             residual_N.zero_()
 
 
+class keeps_beside_its_state(altered):
+    """Adds to each gradient the mean of the step before, which is in a buffer."""
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        mean_N = me.scratch("mean", grad_N.numel(), grad_N, grad_N.dtype)
+        sum_N = grad_N + mean_N
+        state = yield from super().synchronise(me, state, sum_N, out_N, residual_N)
+        mean_N.copy_(out_N)
+        return state
+
+
 class only_adds_to_residual(altered):
     """Conserves, but what is in the residual never leaves it."""
 

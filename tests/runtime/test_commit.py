@@ -1,4 +1,4 @@
-"""A step counts on all ranks or on none: what is launched, confirmed, compared and undone."""
+"""What ranks report to each other beside gradients, and how a step is confirmed and undone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from torch import Tensor
 from gradwire.contract.state import leaves
 from gradwire.contract.verbs import Compute, Steps
 from gradwire.errors import RankFailed
-from gradwire.exchange.by_name import run_local
 from gradwire.exchange.local import drive
 from gradwire.runtime.device.streams import Streams
-from gradwire.runtime.failure.commit import Commit
-from gradwire.runtime.failure.integrity import same_everywhere
+from gradwire.runtime.failure.integrity import Check
 from gradwire.runtime.step.messages import Message, ParamRange
+from gradwire.runtime.step.report import Record, StepReport
 from gradwire.runtime.step.synchroniser import Synchroniser
 from gradwire.runtime.step.task_graph import Task
 from tests.runtime.training import DENSE, TOPK
@@ -26,15 +25,38 @@ WORLDS = (2, 3, 5, 6)
 PARTS = ("part 0", "part 1", "part 2")
 
 
+def reports(world: int) -> list[StepReport]:
+    return [StepReport(Check(None, lambda names: []), world) for _ in range(world)]
+
+
+def test_a_record_is_the_same_behind_the_wire() -> None:
+    for trains, used in product((False, True), (b"", b"\1\0\1")):
+        record = Record(0.5, 64, 3, trains, (7, -(2**63)), used)
+        assert Record.of(record.packed(), 2) == record
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_parameter_that_one_rank_used_is_used_on_all(world: int) -> None:
+    all_ranks = reports(world)
+    texts = []
+    for rank, one in enumerate(all_ranks):
+        used = bytes([rank == 1, 0, rank == world - 1, 1])
+        texts.append(one.text(0, used, {}))
+    drive(texts)
+    assert [one.used for one in all_ranks] == [[True, False, True, True]] * world
+
+
 def answers(world: int, changed: dict[int, int]) -> list[RankFailed | None]:
     """What each rank makes of the digests, of which some ranks have changed one."""
+
+    all_ranks = reports(world)
 
     def text(rank: int) -> Steps[RankFailed | None]:
         digests = [7, -3, 2**62]
         if rank in changed:
             digests[changed[rank]] += 1
         try:
-            yield from same_everywhere(world, 4, dict(zip(PARTS, digests, strict=True)))
+            yield from all_ranks[rank].text(4, b"", dict(zip(PARTS, digests, strict=True)))
         except RankFailed as failure:
             return failure
         return None
@@ -61,23 +83,23 @@ def messages(num: int, rank: int, world: int) -> list[Message]:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_all_ranks_know_every_ranks_norm_and_the_newcomer_that_rank_0_has_seen(world: int) -> None:
-    commits = [Commit(world) for _ in range(world)]
-    for rank, commit in enumerate(commits):
-        commit.look = lambda rank=rank: 40 + rank  # type: ignore[misc]
+    all_ranks = reports(world)
+    for rank, report in enumerate(all_ranks):
+        report.look = lambda rank=rank: 40 + rank  # type: ignore[misc]
     for step, factor in ((1, 1.0), (2, 2.0), (3, 9.0)):
         texts = []
-        for rank, commit in enumerate(commits):
+        for rank, report in enumerate(all_ranks):
             own = messages(2, rank, world)
             for message in own:
                 message.state.residual_N.fill_(factor * (rank + 1))
-            texts.append(commit.text(step, own, Streams()))
+            texts.append(report.confirmation(step - 1, b"", own, Streams()))
         drive(texts, seed=step)
         at = min(step, 2)  # the norm is told anew after 1, 2, 4 and more steps
-        for commit in commits:
-            assert commit.newcomer == 40
+        for report in all_ranks:
+            assert report.newcomer == 40
             for rank in range(world):
-                assert commit.norm_of(rank).num_steps == at
-                assert commit.norm_of(rank).norm == pytest.approx(at * (rank + 1) * 80**0.5)
+                assert report.records[rank].num_steps == at
+                assert report.records[rank].norm == pytest.approx(at * (rank + 1) * 80**0.5)
 
 
 def test_what_does_not_count_leaves_no_trace() -> None:
@@ -87,24 +109,18 @@ def test_what_does_not_count_leaves_no_trace() -> None:
     for message in own:
         message.state.residual_N.copy_(torch.arange(40.0) + message.index)
     before = [[t.clone() for _, t in leaves(message.state)] for message in own]
-    commit = Commit(2)
     for num_begun in (3, 0, 1):  # a step undone, one that nothing was begun in, and another
-        commit.begin(own)
+        for message in own:
+            message.begin_step(looks=False)
         for message in own[:num_begun]:
-
-            def text(message: Message = message) -> Steps[None]:
-                message.state.residual_N.zero_()
-                (_, _, message.state), _ = run_local(
-                    TOPK, [torch.ones(40)] * 2, [message.state] * 2
-                )
-                yield Compute("sent", lambda: None)
-
-            steps = commit.keeping(message, text())
-            for verb in steps:
-                if isinstance(verb, Compute):
-                    verb.fn()
+            steps = message.text({message.names[0]: torch.ones(4, 10)})
+            verb = next(steps)
+            while isinstance(verb, Compute):  # until it waits for others, who have sent nothing
+                verb = steps.send(verb.fn())
+            message.state.residual_N.fill_(-2.0)
         own[3].state.residual_N.fill_(-1.0)
-        commit.undo()
+        for message in own:
+            message.end_step(undoes=True)
         for message, were in zip(own, before, strict=True):
             for (_, tensor), was in zip(leaves(message.state), were, strict=True):
                 assert torch.equal(tensor, was), (num_begun, message.index)
@@ -138,17 +154,17 @@ class Quiet:
 
 @pytest.mark.parametrize("num", [1, 2, 5])
 def test_a_step_is_confirmed_once_all_of_it_is_there(num: int) -> None:
-    """Ranks confirm behind every message and all news; until all of these end no step is whole."""
+    """Ranks confirm behind every message and report; until all of these end no step is whole."""
     engine, own = Quiet(), messages(num, 0, 3)
     params: dict[str, Tensor] = {name: torch.zeros(4, 10) for one in own for name in one.names}
     synchroniser = Synchroniser(engine, own, params)  # type: ignore[arg-type]
-    synchroniser.commit = Commit(3)
+    synchroniser.counts_use = synchroniser.report.confirms = True
     synchroniser.begin(0)
     for name in params:
         assert not synchroniser.is_whole
         synchroniser.ready(name, torch.ones(4, 10))
     synchroniser.close()
-    commit, behind = engine.launched.pop("commit")
+    commit, behind = engine.launched.pop("confirmation")
     others = [task for task, _ in engine.launched.values()]
     assert len(others) == num + 1  # and the count of who used which parameter
     assert {*map(id, others)} == {*map(id, behind)}

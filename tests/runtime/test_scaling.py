@@ -15,6 +15,7 @@ from torch.amp import GradScaler
 
 import gradwire as gw
 from gradwire.contract import Exchange
+from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange.by_name import exchange_for
 from tests.runtime import plans
@@ -105,17 +106,19 @@ def test_gradients_may_accumulate(wrapped: bool, two: Ranks) -> None:
         assert plain[:2] == large[:2]
 
 
+TOPK_SETTING = plans.ExchangeSetting(
+    compressor="topk",
+    settings={"density": 0.1},
+    collective="allgather_sparse",
+    error_feedback=True,
+)
+OVERLAPPING = plans.through(plans.drawn(2), "lossy", TOPK_SETTING).model_copy(
+    update={"overlap_forward": True}
+)
+
+
 def test_a_plan_may_overlap(two: Ranks) -> None:
-    setting = plans.ExchangeSetting(
-        compressor="topk",
-        settings={"density": 0.1},
-        collective="allgather_sparse",
-        error_feedback=True,
-    )
-    plan = plans.through(plans.drawn(2), "lossy", setting).model_copy(
-        update={"overlap_forward": True}
-    )
-    for plain, large, _ in two.run(with_and_without, plan, {}):
+    for plain, large, _ in two.run(with_and_without, OVERLAPPING, {}):
         assert plain[:2] == large[:2]
 
 
@@ -180,42 +183,98 @@ def test_a_scale_helps_values_of_16_bits_on_the_wire(two: Ranks) -> None:
         assert scaled == pytest.approx(1e-9, rel=1e-3)
 
 
-def unused_and_skipped(rank: int, world: int) -> tuple[str, str]:
+def unused_and_skipped(rank: int, world: int, skipped: int) -> tuple[list[bool], str]:
     """A parameter that one rank uses, one that none does, and a step that the scaler skips."""
-    found = []
-    for scale in (1.0, 2.0**8):
-        torch.manual_seed(0)
-        net = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("all", "one", "none")})
-        scaler, optimizer = scaler_of(scale), torch.optim.SGD(net.parameters(), lr=0.1)
-        given = scaler if scale != 1.0 else None
-        handle = gw.attach(net, EXCHANGES[2], scaler=given)
-        for step in range(5):
-            optimizer.zero_grad()
-            draw = torch.Generator().manual_seed(10 * step + rank)
-            out = net["all"](torch.randn(2, 8, generator=draw))
-            if rank == step % 2:
-                out = net["one"](out)
-            loss = out.square().sum() * (torch.inf if step == 2 and rank == 1 else 1.0)
-            scaler.scale(loss).backward()
-            assert net["none"].weight.grad is None
-            grads = [p.grad for p in net.parameters() if p.grad is not None]
-            is_finite = all(bool(grad.isfinite().all()) for grad in grads)
-            assert is_finite == (step != 2)
-            if scale != 1.0:
-                scaler.unscale_(optimizer)
-                scaler.step(optimizer)
-                scaler.update()
-            elif is_finite:
-                optimizer.step()
-        found.append(digest([*net.parameters(), *handle.residuals().values()]))
-        handle.detach()
-    return found[0], found[1]
+    torch.manual_seed(0)
+    net = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("all", "one", "none")})
+    scaler, optimizer = scaler_of(2.0**8), torch.optim.SGD(net.parameters(), lr=0.1)
+    handle, found = gw.attach(net, EXCHANGES[2], scaler=scaler), []
+    for step in range(5):
+        if skipped < 0 and step == -skipped:
+            continue
+        optimizer.zero_grad()
+        draw = torch.Generator().manual_seed(10 * step + rank)
+        out = net["all"](torch.randn(2, 8, generator=draw))
+        if rank == step % 2:
+            out = net["one"](out)
+        loss = out.square().sum() * (torch.inf if step == skipped and rank == 1 else 1.0)
+        scaler.scale(loss).backward()
+        assert net["none"].weight.grad is None
+        grads = [p.grad for p in net.parameters() if p.grad is not None]
+        found.append(all(bool(grad.isfinite().all()) for grad in grads))
+        scaler.step(optimizer)
+        scaler.update()
+    bits = digest([*net.parameters(), *handle.residuals().values()])
+    handle.detach()
+    return found, bits
 
 
 def test_parameters_that_some_rank_lacks_and_steps_that_all_skip(two: Ranks) -> None:
-    (plain, scaled), other = two.run(unused_and_skipped)
-    assert plain == scaled
-    assert other[0] == other[1]
+    """A skipped step is as if it had never been, which is how the other run has it."""
+    skipping, without = two.run(unused_and_skipped, 2), two.run(unused_and_skipped, -2)
+    assert [found for found, _ in skipping] == [[True, True, False, True, True]] * 2
+    assert [bits for _, bits in skipping] == [bits for _, bits in without]
+
+
+SELECTIVE = exchange_for(codecs.selective(density=0.1))
+UNDONE = (
+    *EXCHANGES[1:],
+    SELECTIVE,
+    gw.with_error_feedback(gw.pair(codecs.topk(density=0.1), together.casync_ps())),
+)
+
+
+def bits_after_each(
+    rank: int, world: int, exchange: Any, way: str, steps: list[int], undoes: bool
+) -> list[str]:
+    """Trains by ``steps``, of which 2 has an infinite loss on one rank."""
+    net, scaler = Net(), scaler_of(2.0**10)
+    model = ddp(net, broadcast_buffers=False) if way == "ddp" else net
+    optimizer = adamw(net.parameters())
+    settings: dict[str, Any] = {"bucket_cap_mb": SMALL_MB}
+    if way == "overlap":
+        settings = {"optimizer": optimizer}
+    elif way == "shrink":
+        settings["on_failure"] = "shrink"
+    handle = gw.attach(model, exchange, scaler=scaler, **settings)
+    if not undoes:
+        handle.synchroniser.undoes_skipped = False
+    bits = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = loss_of(model.train(step != 2), rank, step)  # the batch norm counts no skipped step
+        scaler.scale(loss * (torch.inf if (step, rank) == (2, world - 1) else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        handle.synchronize()
+        kept = [t for one in handle._progress.messages for _, t in leaves(one.state)]
+        bits.append(digest([*net.parameters(), *kept]))
+    handle.detach()
+    return bits
+
+
+def as_if_never(
+    rank: int, world: int, exchange: Any, way: str, undoes: bool = True
+) -> tuple[bool, bool]:
+    """Whether a skipped step leaves the bits from before it, and training goes on without it."""
+    bits = bits_after_each(rank, world, exchange, way, [0, 1, 2, 3, 4], undoes)
+    without = bits_after_each(rank, world, exchange, way, [0, 1, 3, 4], undoes)
+    return bits[2] == bits[1], bits[-1] == without[-1]
+
+
+@pytest.mark.parametrize("way", ["module", "ddp", "shrink"])
+@pytest.mark.parametrize("exchange", UNDONE, ids=named)
+def test_a_skipped_step_leaves_no_trace(exchange: Exchange, way: str, two: Ranks) -> None:
+    assert two.run(as_if_never, exchange, way) == [(True, True)] * 2
+
+
+def test_a_skipped_step_leaves_no_trace_where_a_plan_overlaps(two: Ranks) -> None:
+    assert two.run(as_if_never, OVERLAPPING, "overlap") == [(True, True)] * 2
+
+
+@pytest.mark.parametrize("exchange", [EXCHANGES[2], EXCHANGES[4]], ids=named)
+def test_the_law_rejects_a_step_that_is_not_undone(exchange: Exchange, two: Ranks) -> None:
+    assert two.run(as_if_never, exchange, "module", False) == [(False, False)] * 2
 
 
 def test_what_is_no_scaler_is_refused() -> None:

@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.contract.verbs import AllReduce, Steps
+from gradwire.contract.verbs import AllReduce, Among, Compute, Steps
 from gradwire.exchange.by_name import exchange_for
-from gradwire.runtime.failure.commit import Commit
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.failure.survivors import Counted, decided
 from gradwire.runtime.state.checkpoint import is_residual
 from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.step.wire import start
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
@@ -58,7 +58,7 @@ def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_committing(commit: Commit) -> None:
+def die_confirming(handle: gw.Handle) -> None:
     """Dies when all ranks have all means, with nobody told."""
 
     def text(*_: Any) -> Any:
@@ -66,17 +66,27 @@ def die_committing(commit: Commit) -> None:
         die()
         yield
 
-    commit.text = text  # type: ignore[method-assign]
+    handle.synchroniser.report.confirmation = text  # type: ignore[method-assign]
 
 
-def say_nothing(commit: Commit) -> None:
+_begun: list[Any] = []
+
+
+def wait_for_nobody(handle: gw.Handle) -> None:
     """Goes on at once, as a rank does that hears of all others before a victim dies."""
+    report, routes = handle.synchroniser.report, handle.synchroniser.engine.routes
+    confirmation = report.confirmation
 
-    def text(*_: Any) -> Any:
-        return
+    def text(*given: Any) -> Any:
+        del report.confirmation  # of this one step
+        for verb in confirmation(*given):
+            if not isinstance(verb, Compute):
+                _begun[:] = [verb, start(verb, routes.circles[Among.RANKS].channels[-1])]
+                return
+            verb.fn()
         yield
 
-    commit.text = text  # type: ignore[method-assign]
+    report.confirmation = text  # type: ignore[method-assign]
 
 
 def kept_by_element(handle: gw.Handle) -> dict[tuple[str, str], torch.Tensor]:
@@ -98,8 +108,6 @@ def shrinking(
     bits, lost, kept = [], [], True
     for step in range(num_steps):
         victim, how = accidents.get(step, (-1, ""))
-        commit = handle.synchroniser.commit
-        assert commit is not None
         if rank == victim and how == "in backward":
             net.middle.weight.register_hook(die)
         elif rank == victim and how.startswith("between steps"):
@@ -107,9 +115,9 @@ def shrinking(
         elif how == "between steps, nobody looks":
             time.sleep(8.0)  # until all have heard of it
         elif rank == victim:
-            die_committing(commit)
-        elif rank == 0 and how == "committing":
-            say_nothing(commit)
+            die_confirming(handle)
+        elif rank == 0 and how == "confirming":
+            wait_for_nobody(handle)
         while True:
             before = kept_by_element(handle)
             try:
@@ -167,7 +175,7 @@ def test_survivors_repeat_the_step_in_which_a_rank_was_lost(doomed: Ranks) -> No
 @pytest.mark.slow
 def test_ranks_go_on_until_one_is_left(doomed: Ranks) -> None:
     """The second loss leaves rank 0 with a step that the others have not ended: it counts."""
-    accidents = {2: (3, "between steps"), 4: (2, "committing"), 6: (1, "in backward")}
+    accidents = {2: (3, "between steps"), 4: (2, "confirming"), 6: (1, "in backward")}
     (report,) = survivors(doomed, {1, 2, 3}, shrinking, TOPK, accidents, 9)
     assert report.lost == [((3,), 2, 2), ((2,), 5, 5), ((1,), 6, 6)]
     assert (report.world, report.total) == (1, 1.0)
@@ -178,7 +186,7 @@ def test_ranks_go_on_until_one_is_left(doomed: Ranks) -> None:
 @pytest.mark.parametrize("name", ["powersgd", "none"])
 def test_other_exchanges_shrink_too(doomed: Ranks, name: str) -> None:
     exchange = DENSE if name == "none" else exchange_for(getattr(gw.compress, name)())
-    accidents = {1: (1, "in backward"), 3: (3, "committing")}
+    accidents = {1: (1, "in backward"), 3: (3, "confirming")}
     for report in survivors(doomed, {1, 3}, shrinking, exchange, accidents, 6):
         assert report.lost == [((1,), 1, 1), ((3,), 4, 4)]
         assert report.state_is_kept

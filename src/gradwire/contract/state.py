@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -24,3 +24,13 @@ def leaves(state: State, path: str = "") -> Iterable[tuple[str, Tensor]]:
         names: Iterable[Any] = getattr(state, "_fields", range(len(state)))
         for name, part in zip(names, state, strict=True):
             yield from leaves(part, f"{path}.{name}" if path else str(name))
+
+
+def with_tensors(state: State, tensors: Iterator[Tensor]) -> State:
+    """The same state with other tensors, which come in the order of its ``leaves``."""
+    if isinstance(state, Tensor):
+        return next(tensors)
+    if not isinstance(state, tuple):
+        return state
+    parts = [with_tensors(part, tensors) for part in state]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)

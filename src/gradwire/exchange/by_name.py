@@ -18,6 +18,7 @@ from ..contract import Compressor, Exchange, Member, Result, State
 from ..contract.collective import Collective
 from ..contract.registry import load
 from ..contract.spec import TensorSpec, check_gradient, working_dtype
+from ..contract.state import leaves, with_tensors
 from ..contract.verbs import Steps
 from ..errors import invalid
 from .error_feedback import ErrorFeedback, Wrapper, check_exchange, nested, with_error_feedback
@@ -146,12 +147,7 @@ def _made(folder: str, name: str, settings: Mapping[str, Any]) -> Any:
 
 def clone_state(state: State) -> State:
     """A copy of a state that shares no tensor with it."""
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, tuple):
-        parts = [clone_state(part) for part in state]
-        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
-    return state
+    return with_tensors(state, (tensor.clone() for _, tensor in leaves(state)))
 
 
 def run_local(

@@ -262,7 +262,7 @@ class Attachment(ABC):
             "model": "DistributedDataParallel" if is_ddp else "nn.Module",
             "shards": place_in(shards, model),
             "ranks per host": settings.ranks_per_host,
-            "scaler": None if settings.scaler is None else "given",
+            "scaler": settings.scaler and ("given" if settings.scaler.is_enabled() else "disabled"),
             "guard_every": settings.guard_every,
             "check_every": settings.check_every,
             "checksums": settings.checksums,

@@ -27,8 +27,7 @@ from .grid.shards import place_in
 from .settings import algorithm, plan_in, trained
 from .step.engine import Engine
 from .step.figures import Log, adapted, memory_of, norm_over_all, spread, whereabouts
-from .step.hooked import Hooked, Lent
-from .step.hooks import ModuleHooks
+from .step.hooks import Hooked, Lent, ModuleHooks
 from .step.progress import Progress
 from .step.task_graph import wall_clock
 from .step.wire import Group
@@ -202,7 +201,6 @@ class Handle(Joinable):
         recorder, synchroniser = self._progress.recorder, self.synchroniser
         numel = sum(param.numel() for param in synchroniser.params.values())
         messages = synchroniser.messages if self._engine.num_channels else []
-        kept = 0 if synchroniser.commit is None else synchroniser.commit.kept_bytes
         return {
             **recorder.stats(),
             "inline_s_per_step": self._engine.inline_s / max(1, recorder.num_steps),
@@ -210,7 +208,7 @@ class Handle(Joinable):
             "world_size": self.world_size,
             "averaged_by": "gradwire" if self._engine.num_channels else "DDP",
             "messages": len(messages),
-            "memory": memory_of(messages, numel, kept),
+            "memory": memory_of(messages, numel),
             "residual_norm": norm_over_all(self.residuals().values()),
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),

@@ -51,7 +51,7 @@ from ...exchange.by_name import exchange_for
 from ...exchange.two_level import among_hosts, on_hosts
 from ...runtime.failure.membership import join
 from ...runtime.state.plain import told_by
-from ...runtime.step.engine import Engine, figures_of_all, news
+from ...runtime.step.engine import Engine, figures_of_all
 from ...runtime.step.wire import Group
 from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, Host, VerbName
 from ..data.fit import LineFit, fit_line
@@ -307,7 +307,7 @@ def _message_s(
 
 def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
     """Seconds of ``count`` messages, taken from the makers in turn, after all ranks have met."""
-    news(engine, AllReduce(torch.zeros(1)))
+    engine.wait([engine.launch(0, "meet", _verbs(AllReduce(torch.zeros(1))), is_news=True)])
     start_s = time.perf_counter()
     ends = []
     for number in range(count):
@@ -345,10 +345,12 @@ def _maker(verb: VerbName, numel: int, engine: Engine) -> Make:
         case _:  # a send to the right while one arrives from the left, as in a ring
             verbs = Send(right, buf_N), Recv(left, torch.zeros_like(buf_N))
 
-    def text() -> Steps[None]:
-        yield verbs
+    return lambda: _verbs(*verbs)
 
-    return text
+
+def _verbs(*verbs: Verb) -> Steps[None]:
+    """A message of these verbs alone, at once."""
+    yield verbs
 
 
 def _cluster(

@@ -23,25 +23,18 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import InvalidSetting
 from ..device.streams import SideStream
 from ..overlap.overlap import Overlap
-from ..step.hooked import Hooked
+from ..step.hooks import Hooked
 from ..step.messages import Grads, as_reals, grad_as_reals
 from ..step.progress import Progress
 from ..step.task_graph import wall_clock
 
+_serving: WeakKeyDictionary[DistributedDataParallel, Callable[[], DDPHooks | None]]
+_serving = WeakKeyDictionary()
+"""What serves the hook of every DDP that was attached once, which stays; None after ``detach``.
 
-class _Slot:
-    """A reference to the ``DDPHooks`` that serve a DDP model's one hook; none after ``detach``.
-
-    DDP's reducer holds the hook, and the garbage collector does not see into the reducer. So the
-    reference is weak: otherwise a dropped DDP would never be freed.
-    """
-
-    def __init__(self) -> None:
-        self.hooks: Callable[[], DDPHooks | None] = lambda: None
-
-
-_slots: WeakKeyDictionary[DistributedDataParallel, weakref.ref[_Slot]] = WeakKeyDictionary()
-"""The slot of every DDP that was attached once, whose hook stays; copies of a DDP have none."""
+DDP's reducer holds the hook, and the garbage collector does not see into the reducer. So references
+are weak: otherwise a dropped DDP would never be freed.
+"""
 
 
 def serve_hook(
@@ -51,21 +44,17 @@ def serve_hook(
 
     DDP's hook refers to what serves it weakly, so whoever keeps that keeps it served.
     """
-    known = _slots.get(ddp)
-    slot = known() if known is not None else None
-    if slot is None:
-        slot = _Slot()
+    if ddp not in _serving:
         try:
-            ddp.register_comm_hook(None, _make_hook(slot, ddp.process_group))
+            ddp.register_comm_hook(None, _make_hook(weakref.ref(ddp), ddp.process_group))
         except RuntimeError as error:
             raise InvalidSetting(
                 f"DDP refused the communication hook: {str(error).splitlines()[0]}; a DDP model "
                 "has one hook, and mixed_precision= takes it too: build it without, then attach"
             ) from error
         ddp._comm_hooks.pop()  # DDP's reducer has the hook; this list is what copies would take
-        _slots[ddp] = weakref.ref(slot)
-    hooks = DDPHooks(progress, params, slot)
-    slot.hooks = weakref.ref(hooks)
+    hooks = DDPHooks(progress, params)
+    _serving[ddp] = weakref.ref(hooks)
     return hooks
 
 
@@ -81,7 +70,7 @@ def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
     """
     made = getattr(ddp, "_ddp_init_helper", None)
     is_delaying = bool(getattr(ddp, "_delay_all_reduce_params", []))
-    if made is None or ddp.static_graph or is_delaying or ddp not in _slots:
+    if made is None or ddp.static_graph or is_delaying or ddp not in _serving:
         return lambda: None
 
     def renew(*_: Any) -> None:
@@ -92,15 +81,16 @@ def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
         params, are_sparse = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
         names = ddp._build_debug_param_to_name_mapping(params)  # type: ignore[no-untyped-call]
         made(params, are_sparse, names, ddp.static_graph)
-        _slots.pop(ddp, None)
+        _serving.pop(ddp, None)
 
     once = Hooked(ddp.register_forward_pre_hook, renew)
     return once.remove
 
 
-def _make_hook(slot: _Slot, group: Any) -> Any:
+def _make_hook(ddp: Callable[[], DistributedDataParallel | None], group: Any) -> Any:
     def gradwire_hook(state, bucket):  # type: ignore[no-untyped-def]
-        hooks = slot.hooks()
+        served = ddp()
+        hooks = None if served is None else _serving.get(served, lambda: None)()
         if hooks is None or hooks.has_left:
             return _as_without_hook(group, bucket)
         return hooks.serve(bucket)
@@ -112,7 +102,7 @@ def _make_hook(slot: _Slot, group: Any) -> Any:
 
 def has_own_hook(ddp: DistributedDataParallel) -> bool:
     """Whether the communication hook of ``ddp`` is gradwire's, of an attach before."""
-    return ddp in _slots
+    return ddp in _serving
 
 
 def _as_without_hook(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
@@ -134,8 +124,9 @@ class DDPHooks:
     overlap: Overlap | None = None
     """None: DDP ends a backward pass when all means are there."""
 
-    def __init__(self, progress: Progress, params: list[tuple[str, Tensor]], slot: _Slot) -> None:
-        self._progress, self._synchroniser, self._slot = progress, progress.synchroniser, slot
+    def __init__(self, progress: Progress, params: list[tuple[str, Tensor]]) -> None:
+        self._progress, self._synchroniser = progress, progress.synchroniser
+        self._is_removed = False
         self.on_end: Callable[[], None] | None = None
         self._names = {id(param): name for name, param in params}
         self._over = threading.Event()
@@ -144,14 +135,14 @@ class DDPHooks:
 
     def remove(self) -> None:
         """Leaves the model to DDP's plain all-reduce."""
-        self._slot.hooks = lambda: None
+        self._is_removed = True
 
     @property
     def has_left(self) -> bool:
         """Whether gradients are DDP's own already, as no step is open that ``detach`` waits for."""
         progress = self._progress
         is_over = not self._synchroniser.open and progress.backward() is None
-        return progress.is_leaving and is_over
+        return self._is_removed or (progress.is_leaving and is_over)
 
     def serve(self, bucket: Any) -> torch.futures.Future[Tensor]:
         synchroniser = self._synchroniser

@@ -21,8 +21,7 @@ from torch.optim import Optimizer
 from ...errors import invalid
 from ..state.plain import told_by
 from ..step.engine import Engine
-from ..step.hooked import Lent
-from ..step.hooks import ModuleHooks
+from ..step.hooks import Lent, ModuleHooks
 
 
 class ZeroGradients(JoinHook):

@@ -2,7 +2,7 @@
 
 Ranks meet it in the job's store, below ``gradwire/rejoin``. It compares its fingerprint with
 ``run``, and is newcomer n by ``asked``. ``n/beat`` counts up while it lives. Rank 0 sees that and
-says so in the confirmation of a step (`commit`), by which all ranks know it before the same next
+says so in the confirmation of a step (`report`), by which all ranks know it before the same next
 step. There rank 0 writes ``n/offer``, the place, and all connect anew beside the connections that
 they have. All agree on the newcomer (`membership`): each says that it is ready, or has a reason
 against it. Until then nothing of the present world has changed. ``n/over`` ends its asking.

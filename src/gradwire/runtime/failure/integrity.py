@@ -3,8 +3,8 @@
 Replicas start with the same parameters and step with the same means, so their parameters have the
 same bits for ever. A bit that changes on one rank, in a mean, a parameter or a ``.grad``, stays in
 its parameters. So every so many steps each rank takes a digest of each parameter when a backward
-pass begins, and tells it to the others beside the messages: 8 bytes a parameter and rank. Where
-digests differ, every rank names the odd ones.
+pass begins, and reports it to the others (`report`): 8 bytes a parameter and rank. Where digests
+differ, every rank names the odd ones.
 
 Under `local_steps` parameters are each rank's own. The anchors and the outer optimizer's state are
 compared there instead.
@@ -21,7 +21,6 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from ...contract.verbs import AllGather, Steps
 from ...errors import ExitCode, RankFailed
 from ...kernels.crc import crc32
 from ...planning.default_fusion import NamedParam
@@ -46,12 +45,12 @@ class Check:
         """Whether this rank steps its parameters; one whose data have ended does not."""
 
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
-        """Takes the digests, once, for step ``turn`` of these parameters, one of comparison.
+        """Takes the digests, once, for step ``turn`` of these parameters, if it is compared.
 
         Ranks may change their parameters between backward passes that accumulate. So this is called
         when the first of them begins.
         """
-        if self._turn != turn:
+        if self.every is not None and not (turn + 1) % self.every and self._turn != turn:
             named = self._equal(names)
             tensors = [tensor for _, tensor in named]
             digests = digests_of(tensors) if self.trains else [0] * len(tensors)
@@ -62,12 +61,11 @@ class Check:
         """Drops what was taken for a step that is not made, as others may not have begun it."""
         self._turn = -1
 
-    def text(self, world: int, step: int, turn: int) -> Steps[None] | None:
-        """The text that compares the digests of step ``turn``; None where none were taken."""
-        if world == 1 or self._turn != turn or not self._own:
-            return None
-        self._turn = -1
-        return same_everywhere(world, step, self._own, trains=self.trains)
+    def taken(self, turn: int) -> dict[str, int]:
+        """The digests that were taken for step ``turn``, once; empty where none were."""
+        taken = self._own if self._turn == turn else {}
+        self.forget()
+        return taken
 
 
 def digests_of(tensors: Sequence[Tensor]) -> list[int]:
@@ -103,26 +101,22 @@ def digest_on_device(tensor: Tensor) -> Tensor:
     return total
 
 
-def same_everywhere(
-    world: int, step: int, own: dict[str, int], *, trains: bool = True
-) -> Steps[None]:
-    """The text that compares digests, by name, among all ranks that train.
+def refuse_other_bits(
+    step: int, names: Sequence[str], reported: Sequence[Sequence[int] | None]
+) -> None:
+    """Raises ``RankFailed``, on every rank alike, if digests that ranks have reported differ.
 
-    Raises ``RankFailed``, on every rank alike, if they differ.
+    A rank that does not train has reported None.
     """
-    # No flip of one bit makes a word of a rank that trains one of a rank that does not.
-    own_T = torch.tensor([*own.values(), _MIX * trains], dtype=torch.int64, device="cpu")
-    told_WT = own_T.new_empty(world * own_T.numel())
-    yield AllGather(told_WT, own_T)
-    rows = {rank: row for rank, row in enumerate(told_WT.view(world, -1).tolist()) if row[-1]}
-    ranks, told = [*rows], [*rows.values()]
+    ranks = [rank for rank, digests in enumerate(reported) if digests is not None]
+    told = [digests for digests in reported if digests is not None]
     if all(digests == told[0] for digests in told):
         return
     odd = tuple(ranks[place] for place in odd_ranks(told))
+    world = len(reported)
     who = f"rank {', '.join(map(str, odd))} of {world} holds other parameters than the others"
     if not odd:
         who = f"ranks of {world} hold different parameters, and no more than half of them the same"
-    names = [*own, "what ranks tell of it"]
     wrong = (name for name, *each in zip(names, *told, strict=True) if len({*each}) > 1)
     raise RankFailed(
         f"{who}, first in {next(wrong)}: memory or a link changes bits, or parameters are changed "

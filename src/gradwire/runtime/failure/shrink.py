@@ -1,7 +1,7 @@
 """Shrink: ranks go on without those that are lost, under an unchanged training loop.
 
 When a rank is lost the others agree on the steps that count (`survivors`), undo what does not
-(`commit`), connect anew and go on in a smaller world. Every survivor's backward pass raises
+(`messages`), connect anew and go on in a smaller world. Every survivor's backward pass raises
 ``RanksLost`` in the same step, the first that does not count, and the loop repeats that step.
 Residuals keep their weight: a mean over fewer ranks delivers more of each, so they are scaled by
 new over old number of ranks. The lost ranks' residuals are lost with them. Each entry of
@@ -34,9 +34,9 @@ from ..state.plain import send
 from ..step.engine import Engine
 from ..step.messages import Message
 from ..step.progress import Progress
+from ..step.report import StepReport
 from ..step.synchroniser import AnyMessage
 from ..step.wire import REJOINED, Group, has_store, in_background
-from .commit import Commit
 from .membership import ALONE, Membership
 from .survivors import Counted, Survivors, meet
 
@@ -70,7 +70,7 @@ class Shrinking:
         self.left: list[dict[str, Any]] = []
         self.joined: list[dict[str, Any]] = []
         handle.left, handle.joined = self.left, self.joined
-        progress.synchroniser.commit = Commit(self._engine.world)
+        self._report.confirms = True
         if (own := progress.newcomer) is not None:
             self._last_newcomer = own.offer.number
             progress.go_on_from(own.offer.step)
@@ -85,18 +85,20 @@ class Shrinking:
     def _engine(self) -> Engine:
         return self._progress.synchroniser.engine
 
+    @property
+    def _report(self) -> StepReport:
+        return self._progress.synchroniser.report
+
     def before_step(self) -> None:
         """Raises what the step before, which counted, could not."""
         due, self._due = self._due, None
         if due is not None:
             self._drop_gradients()
             raise due
-        commit = self._progress.synchroniser.commit
-        if commit is not None and commit.newcomer not in (0, self._last_newcomer):
-            self._last_newcomer = commit.newcomer
-            self._admit(
-                Offer(commit.newcomer, [*self._ranks, self._num_labels], self._progress.step)
-            )
+        newcomer = self._report.newcomer
+        if newcomer not in (0, self._last_newcomer):
+            self._last_newcomer = newcomer
+            self._admit(Offer(newcomer, [*self._ranks, self._num_labels], self._progress.step))
 
     def _drop_gradients(self) -> None:
         for _, param in self._params:
@@ -129,9 +131,8 @@ class Shrinking:
 
     def _note(self, engine: Engine, decision: Survivors) -> RanksLost:
         """Notes who left; returns the error that says so."""
-        synchroniser, gone = self._progress.synchroniser, {*range(engine.world)} - {*decision.ranks}
-        assert synchroniser.commit is not None
-        told = {self._ranks[r]: synchroniser.commit.norm_of(r) for r in sorted(gone)}
+        records, gone = self._report.records, {*range(engine.world)} - {*decision.ranks}
+        told = {self._ranks[r]: records[r] for r in sorted(gone)}
         self.left.append(
             {
                 "ranks": tuple(told),
@@ -153,10 +154,9 @@ class Shrinking:
         """Connects the survivors and moves the state of exchanges over."""
         old, synchroniser = self._engine, self._progress.synchroniser
         old.close()  # nobody writes into gradients or state now; what waits for peers is abandoned
-        assert synchroniser.commit is not None
         synchroniser.streams.catch_up()
         if undoes:
-            synchroniser.commit.undo()
+            synchroniser.undo()
             self._drop_gradients()  # some may be means of the step that does not count
         saved = checkpoint.collect(self._progress.messages)
         checkpoint.scale(saved, len(decision.ranks) / old.world, checkpoint.is_residual)
@@ -172,7 +172,7 @@ class Shrinking:
         messages = self._make_messages(engine.who)
         flat = [message for message in messages if isinstance(message, Message)]
         checkpoint.move(saved, flat)
-        self._progress.synchroniser.go_on(engine, messages, Commit(engine.world))
+        self._progress.synchroniser.go_on(engine, messages)
         self._look_out()
         if (handle := self._handle()) is not None:
             weakref.finalize(handle, engine.finish_and_close)
@@ -180,14 +180,14 @@ class Shrinking:
 
     def _look_out(self) -> None:
         """Has rank 0 look out for newcomers, if there is a store to meet them in."""
-        commit, healing = self._progress.synchroniser.commit, self._progress.healing
-        if self._engine.rank or commit is None or healing is None:
+        healing = self._progress.healing
+        if self._engine.rank or healing is None:
             return
         if self._lookout is None and has_store():
             self._lookout = Lookout(healing.fingerprint)
             self._undo.callback(self._lookout.close)
             weakref.finalize(self._handle(), self._lookout.close)
-        commit.look = self._seen
+        self._report.look = self._seen
 
     def _seen(self) -> int:
         """The number of the newcomer that waits; notes the means that this step leaves."""

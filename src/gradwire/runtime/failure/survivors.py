@@ -34,7 +34,7 @@ def decided(counted: Mapping[int, Counted]) -> Survivors | None:
     """The decision by what all survivors told, the same whoever makes it; None if there is none.
 
     A step counts if every survivor has it. No rank has ended one that another lacks, as ranks wait
-    for each other's word (`commit`), unless memory or the program of one is damaged.
+    for each other's word (`report`), unless memory or the program of one is damaged.
 
     >>> decided({0: Counted(7, 7), 2: Counted(6, 7)})
     Survivors(ranks=(0, 2), num_steps=7)

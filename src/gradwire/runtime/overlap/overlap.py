@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import InvalidSetting
-from ..step.hooked import Hooked, untraced
+from ..step.hooks import Hooked, untraced
 from ..step.progress import Progress
 from .pending import PendingGrad, PendingPass, pending, pending_parameters, stands_for, unfit
 from .stepping import LayerwiseStep, StepRequest, in_autocast, replace_step
@@ -381,7 +381,7 @@ class Overlap:
         if mine:
             self._progress.wait(mine)
             others = self._arrived(set(mine))
-            self._progress.follow(others)
+            self._progress.synchroniser.follow(others)
             self._make(mine + others)
 
     def _arrived(self, known: set[str]) -> list[str]:
@@ -389,7 +389,7 @@ class Overlap:
         found = []
         for name in self._due:
             if name not in known:
-                if not self._progress.arrived(name):
+                if not self._progress.synchroniser.arrived(name):
                     break
                 found.append(name)
         return found

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...contract.verbs import Broadcast, Recv, Send
+from ...contract.verbs import Broadcast, Recv, Send, Steps
 from ...errors import InvalidSetting
-from ..step.engine import Engine, news
+from ..step.engine import Engine
 from ..step.wire import Channel, Group, carry_out
 
 _PART_BYTES = 2**25
@@ -90,14 +90,21 @@ def told_by(engine: Engine, src: int, own: Any, what: str = "state") -> Any:
         data = packed(own) if engine.rank == src else data
     except InvalidSetting as error:
         failure = error  # raised once the others, who wait for the size, know
-    size = torch.tensor([data.numel()], device="cpu")
-    news(engine, Broadcast(src, size))
-    if not size:
+
+    def text() -> Steps[Tensor]:
+        size = torch.tensor([data.numel()], device="cpu")
+        yield Broadcast(src, size)
+        whole = data if engine.rank == src else data.new_zeros(int(size))
+        if size:
+            yield Broadcast(src, whole)
+        return whole
+
+    end = engine.launch(0, "state", text(), is_news=True)
+    engine.wait([end])
+    if not end.result.numel():
         why = f"rank {src} cannot send its {what}; see the error of that rank"
         raise failure or InvalidSetting(why)
-    data = data if engine.rank == src else data.new_zeros(int(size))
-    news(engine, Broadcast(src, data))
-    return read_packed(io.BytesIO(data.numpy().tobytes()))
+    return read_packed(io.BytesIO(end.result.numpy().tobytes()))
 
 
 def values_of_all(own: Any, group: Group | None = None) -> list[Any]:

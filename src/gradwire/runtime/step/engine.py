@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ...contract.trace.span import Span
 from ...contract.travel import members
-from ...contract.verbs import AllGather, Among, Communication, Compute, Steps, Verb
+from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps
 from ...errors import ExitCode, InvalidSetting, RankFailed
 from ..device.streams import SideStream
 from ..failure.blame import IN_ATTACH, blamed, failure_of, first_line, silence
@@ -587,14 +587,11 @@ def _name(verb: Communication) -> str:
     return f"{type(verb).__name__}{among}"
 
 
-def single(verb: Verb) -> Steps[None]:
-    """The text of one verb."""
-    yield verb
-
-
-def news(engine: Engine, verb: Verb) -> None:
-    """Carries out one verb that has to wait for no gradients; all ranks call this alike."""
-    engine.wait([engine.launch(0, "news", single(verb), is_news=True)])
+def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
+    """The text by which ranks exchange rows of one length; returns all of them, in rank order."""
+    rows_WN, sizes = own_N.repeat(world, 1), (own_N.numel(),) * world
+    yield AllToAll(rows_WN.view(-1), own_N.repeat(world), sizes, sizes)
+    return rows_WN
 
 
 def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
@@ -609,13 +606,12 @@ def told_meanwhile(engine: Engine, own: Sequence[float]) -> Callable[[], list[li
     """
     if engine.world == 1:
         return lambda: [list(own)]
-    own_R = torch.tensor(own, dtype=torch.float64, device="cpu")
-    all_WR = torch.zeros(engine.world * len(own), dtype=torch.float64, device="cpu")
-    end = engine.launch(0, "news", single(AllGather(all_WR, own_R)), is_news=True)
+    text = rows_of_all(engine.world, torch.tensor(own, dtype=torch.float64, device="cpu"))
+    end = engine.launch(0, "news", text, is_news=True)
 
     def rows() -> list[list[float]]:
         engine.wait([end])
-        found: list[list[float]] = all_WR.view(engine.world, -1).tolist()
+        found: list[list[float]] = end.result.tolist()
         return found
 
     return rows

@@ -284,15 +284,16 @@ def kept_bytes(state: State, member: Member) -> Counter[str]:
     return found
 
 
-def memory_of(messages: Iterable[Any], numel: int, kept: int = 0) -> dict[str, float]:
+def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
     """Bytes of all messages by kind, and their sum for each of the ``numel`` parameters.
 
-    ``passing`` is of all threads of this process. Copies of states take ``kept``.
+    ``passing`` is of all threads of this process. Copies of states are states, too.
     """
-    found = Counter(passing=passing_bytes(), state=kept)
+    found = Counter(passing=passing_bytes())
     for message in messages:
         found += kept_bytes(getattr(message, "state", None), message.member)
         found["messages"] += getattr(message, "buffer_bytes", 0)
+        found["state"] += getattr(message, "kept_bytes", 0)
     total = sum(found.values())
     return {**{kind: found[kind] for kind in KINDS}, "bytes_a_parameter": total / max(1, numel)}
 

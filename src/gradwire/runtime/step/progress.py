@@ -53,6 +53,7 @@ class Progress:
         """This rank's way into the run; None if it was there from the start."""
         self.log: Log | None = None
         self.synchroniser, self.recorder = synchroniser, recorder
+        synchroniser.undoes_skipped = scaler is not None and scaler.is_enabled()
         self._params, self._scaler = dict(params), scaler
         self._in_step: list[Message] = []
         self.num_fragments = 1
@@ -175,6 +176,7 @@ class Progress:
         )
         self.recorder.end_step(costs, now_s, density)
         choose_together((message.exchange, message.state) for message in self._in_step)
+        self.synchroniser.end_step()
         if self.guard is not None:
             self.guard.end(self.step, self._in_step, self._engine.rank)
         looks, logs = self._looks(), self._logs()
@@ -201,19 +203,11 @@ class Progress:
                 len(found),
             )
 
-    def arrived(self, name: str) -> bool:
-        """Whether the mean of a parameter is complete; does not block."""
-        return self.synchroniser.arrived(name)
-
     def wait(self, names: Sequence[str]) -> None:
         """Blocks until the means of ``names`` are there; raises ``RankFailed``."""
         start_s = wall_clock()
         self.synchroniser.wait(names)
         self.mark_wait(start_s, wall_clock())
-
-    def follow(self, names: Sequence[str]) -> None:
-        """Has the device's current stream wait for means that have arrived; does not block."""
-        self.synchroniser.follow(names)
 
     def finish(self) -> None:
         """Waits for the whole step, and puts the means where the training loop looks for them."""

@@ -65,6 +65,11 @@ class SparseMessage:
         assert self._mean is not None
         return self._mean
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the mean of the last step has neither inf nor NaN."""
+        return bool(self.mean.values().isfinite().all())
+
     def text(self, grads: Grads, copying: Copying = nullcontext) -> Steps[None]:
         rows, values = yield Compute("gather", lambda: self._rows(grads[self.name], copying))
         if self.member.world > 1:

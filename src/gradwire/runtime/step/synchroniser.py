@@ -4,10 +4,10 @@ Messages are launched in issue order, each as soon as it and all before it are c
 gradients may become ready in any order, even in another one on each rank, and still every rank
 launches messages in the same order.
 
-Once a step ranks also count which of them used each parameter. The count travels behind a plain
-module's last message if that is dense, and else beside the messages, on a channel of its own: it
-must not wait behind a large one. A parameter that no rank used keeps the gradient None everywhere,
-as in plain training, and its residual waits for its next use.
+Once a step ranks also report which parameters they used: behind a plain module's last message if
+that is dense, and else in a `report`, on a channel of its own: it must not wait behind a large
+message. A parameter that no rank used keeps the gradient None everywhere, as in plain training, and
+its residual waits for its next use.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import torch
 from torch import Tensor
 
 from ...contract.state import leaves
-from ...contract.verbs import AllReduce, Steps
+from ...contract.verbs import Steps
 from ..device.devices import HOST
 from ..device.streams import Copying, Offload, SideStream, StepMarks, Streams
 from ..failure.integrity import Check
-from .engine import INLINE, OFFLOAD, Engine, single
+from .engine import INLINE, OFFLOAD, Engine
 from .messages import Grads, Message
+from .report import Record, StepReport
 from .task_graph import Task
 from .wire import as_on_a_lane
 
 if TYPE_CHECKING:
-    from ..failure.commit import Commit
     from .sparse_message import SparseMessage
 
 AnyMessage: TypeAlias = "Message | SparseMessage"
@@ -45,9 +45,9 @@ class Synchroniser:
     """One rank's view of the messages of a model.
 
     ``begin`` opens a step, of all parameters or of those of some messages, ``ready`` hands in
-    gradients, ``close`` counts who used which parameter, ``finish`` waits. Means are written into
-    the gradients that were handed in. ``params`` are all parameters that are exchanged, by name;
-    one without elements is in no message. In some steps ranks ``check`` that they hold the same
+    gradients, ``close`` ends the backward pass, ``finish`` waits. Means are written into the
+    gradients that were handed in. ``params`` are all parameters that are exchanged, by name; one
+    without elements is in no message. In some steps ranks ``check`` that they hold the same
     parameters; see `integrity`.
     """
 
@@ -60,14 +60,15 @@ class Synchroniser:
     ) -> None:
         self.engine = engine
         self.check = check or Check(None, lambda names: [])
+        self.report = StepReport(self.check, engine.world)
+        self.counts_use = False
+        """Whether ranks report who used which parameter. DDP hands in zeros where one was not."""
+        self.undoes_skipped = False
+        """Whether a loss scaler skips steps of which a mean is not finite."""
         self.streams = Streams()
         self.params, self.names = params, list(params)
         self._lock = threading.Lock()
-        # Under DDP, which hands in zeros for a gradient that is None, nobody counts: all are used.
-        self._used = torch.ones(len(self.names), dtype=torch.int32, device="cpu")
         self.open = False
-        self.commit: Commit | None = None
-        """Steps count on all ranks or on none by it; None where a failure ends the run."""
         self._scale = 1.0
         self.replace(messages)
         self._clear(0)
@@ -84,9 +85,8 @@ class Synchroniser:
         self._queue = self.messages
         self._ends: dict[int, Task] = {}
         self._ahead: dict[int, list[Task]] = {}
-        self._news: list[Task] = []
-        self._committing: list[Task] = []
-        self._num_compared = 0
+        self._reporting: list[Task] = []
+        self._confirming: list[Task] = []
 
     def replace(self, messages: Sequence[AnyMessage]) -> None:
         """Has other messages carry the same parameters, from the next step on."""
@@ -99,9 +99,10 @@ class Synchroniser:
         for message in self.messages:
             for name in message.names:
                 self._messages_of[name].append(message)
-        told = [m.flags_F for m in self.flat_messages if m.flags_F is not None]
-        self._told_F = told[-1] if told else self._used
+        flags = [m.flags_F for m in self.flat_messages if m.flags_F is not None]
+        self._flags_F = flags[-1] if flags else None
         """The sum of all ranks' flags: above 0 for each parameter that one of them used."""
+        self._keeps_state = any(any(leaves(m.state)) for m in self.flat_messages)
         slots = [slot for message in self.flat_messages for slot in message.slots]
         self.cut = {slot.name for slot in slots if not slot.is_whole}
         """The parameters of which ranges of the flat gradient travel apart."""
@@ -111,9 +112,10 @@ class Synchroniser:
         for message in self.flat_messages:
             message.take_scale(self._scale)
 
-    def go_on(self, engine: Engine, messages: Sequence[AnyMessage], commit: Commit) -> None:
+    def go_on(self, engine: Engine, messages: Sequence[AnyMessage]) -> None:
         """Goes on among other ranks, with messages for these; what is open is dropped."""
-        self.engine, self.commit, self.open = engine, commit, False
+        self.engine, self.open = engine, False
+        self.report.restart(engine.world)
         self.check.forget()
         self.replace(messages)
 
@@ -141,25 +143,21 @@ class Synchroniser:
             self.streams.lead()  # a message without gradients of this rank is behind no mark
         if names is not None:
             self._queue = self.of(names)
-        turn, world = step if turn is None else turn, self.engine.world
-        if self.look(turn, names) and (text := self.check.text(world, step, turn)):
-            index = len(self.messages) + 1
-            self._news.append(self.engine.launch(index, "digests", text, is_news=True))
-            self._num_compared = 1
-        if self.commit is not None:
-            self.commit.begin(self.flat_messages)
+        self._turn = step if turn is None else turn
+        self.look(self._turn, names)
+        looks = self.undoes_skipped and self._keeps_state
+        if looks or self.report.confirms:
+            for message in self.flat_messages:
+                message.begin_step(looks=looks)
         self.open = True
 
-    def look(self, turn: int, names: Collection[str] | None = None) -> bool:
+    def look(self, turn: int, names: Collection[str] | None = None) -> None:
         """Notes what ranks must hold alike as the backward passes of a step begin; see `Check`.
 
-        Returns whether they compare it in this step, which follows from ``turn`` alone.
+        Whether they compare it in this step follows from ``turn`` alone.
         """
-        every = self.check.every
-        if self.engine.world == 1 or every is None or (turn + 1) % every:
-            return False
-        self.check.look(turn, names)
-        return True
+        if self.engine.world > 1:
+            self.check.look(turn, names)
 
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
         """Hands in one gradient (None counts as zero) and launches messages that are complete.
@@ -187,6 +185,8 @@ class Synchroniser:
                 if self._missing[message.index]:
                     break
                 self._ends[message.index] = self._launch(message)
+                if len(self._ends) == len(self._queue):
+                    self._report()
 
     def _side(self, message: AnyMessage) -> SideStream | None:
         """The stream that a message is computed on; None where the host does."""
@@ -234,11 +234,9 @@ class Synchroniser:
         flat = message if isinstance(message, Message) else None
         if flat is not None and flat.flags_F is not None:
             with nullcontext() if side is None else side.use():
-                self._write_flags(flat.flags_F)
+                flat.flags_F.copy_(torch.frombuffer(bytearray(self._used()), dtype=torch.uint8))
         is_shared = not self._shared.isdisjoint(names)
         text, scatter = self._exchange(message, side, is_shared=is_shared)
-        if flat is not None and self.commit is not None:
-            text = self.commit.keeping(flat, text)
         return self.engine.launch(
             message.index,
             f"message {message.index}",
@@ -294,29 +292,25 @@ class Synchroniser:
         So do all ranks where this ``is_retry`` on each, if what messages keep can be put back: see
         `retry`. Else this raises ``LoopMistake``.
         """
-        keeps = any(any(leaves(message.state)) for message in self.flat_messages)
-        if self.engine.world > 1 and is_retry and (self.commit is not None or not keeps):
+        if self.engine.world > 1:
+            if not is_retry or (self._keeps_state and not self.report.confirms):
+                raise self.engine.give_up(
+                    f"the gradient of {name} came after an earlier backward pass that raised "
+                    "before its end, or twice in one, as the parameter is shared by segments of a "
+                    "reentrant activation checkpoint (use_reentrant=False is accepted). A pass "
+                    "that raised can be repeated, by all ranks, after zero_grad(set_to_none=True), "
+                    "where the exchange keeps no residuals, or attach was given on_failure='shrink'"
+                )
             from ..failure.retry import repeat_together  # a pass that raised is rare
 
-            repeat_together(self.engine, self._step, self._num_compared + len(self._queue))
+            repeat_together(self.engine, self._step, len(self._queue))
             for absent in self.names:
                 self.ready(absent, None)
-            self.close()
-            self._wait_for_all()
-            if self.commit is not None:
-                self.commit.undo()
-            self.open = False
-            return
-        if self.engine.world > 1:
-            raise self.engine.give_up(
-                f"the gradient of {name} came after an earlier backward pass that raised before "
-                "its end, or twice in one, as the parameter is shared by segments of a reentrant "
-                "activation checkpoint (use_reentrant=False is accepted). A pass that raised can "
-                "be repeated, by all ranks, after zero_grad(set_to_none=True), where the exchange "
-                "keeps no residuals, or attach was given on_failure='shrink'"
-            )
-        self.engine.begin(self._backward_over)
-        self._wait_for_all()
+        self.close()
+        self.engine.wait(self.all_ends())
+        if self._marks is not None:
+            self._marks.follow()
+        self.undo()
         self.open = False
 
     @property
@@ -338,14 +332,17 @@ class Synchroniser:
         return self._ends.get(index)
 
     def all_ends(self) -> list[Task]:
-        """Ends of the messages launched so far, and of the news beside them."""
-        return [*self._ends.values(), *self._news, *self._committing]
+        """Ends of the messages launched so far, and of the report beside them."""
+        return [*self._ends.values(), *self._reporting, *self._confirming]
 
     @property
     def unused(self) -> set[str]:
         """The parameters that no rank used in the last step; the same on all ranks."""
-        flags = zip(self.names, self._told_F.tolist(), strict=True)
-        return {name for name, used in flags if not used}
+        if not self.counts_use:
+            return set()
+        flags_F = self._flags_F
+        used = self.report.used if flags_F is None else flags_F.tolist()
+        return {name for name, is_used in zip(self.names, used, strict=True) if not is_used}
 
     def arrived(self, name: str) -> bool:
         """Whether a parameter's mean of the last step is complete, or launched by a device."""
@@ -375,39 +372,42 @@ class Synchroniser:
         return mean
 
     def close(self) -> None:
-        """Starts the count of the ranks that used each parameter, once all gradients are handed in.
-
-        The count travels while the last messages are on their way, if none of them carries it.
-        """
+        """Notes the end of the backward pass; all gradients are handed in."""
         if self._marks is not None:
             self._marks.close()
         self.engine.begin(self._backward_over)
-        if self._told_F is self._used:
-            self._write_flags(self._used)
-            if self.engine.world > 1:
-                index, text = len(self.messages), single(AllReduce(self._used))
-                self._news.append(self.engine.launch(index, "presence", text, is_news=True))
-        if self.commit is not None and self.engine.world > 1:
-            text = self.commit.text(self._step + 1, self.flat_messages, self.streams)
-            index, ends = len(self.messages) + 2, self.all_ends()
-            end = self.engine.launch(index, "commit", text, behind=ends, is_news=True)
-            self._committing = [end]
+
+    def _report(self) -> None:
+        """Sends this rank's record, if the step has one; all messages are launched.
+
+        It travels while the last messages are on their way, and once more to confirm the step.
+        """
+        engine, report = self.engine, self.report
+        digests, counts = self.check.taken(self._turn), self.counts_use and self._flags_F is None
+        used, index = self._used() if counts else b"", len(self.messages)
+        if engine.world == 1:
+            report.records = [Record(newcomer=report.look(), used=used)]
+            return
+        if counts or digests:
+            text = report.text(self._step, used, digests)
+            self._reporting = [engine.launch(index, "report", text, is_news=True)]
+        if report.confirms:
+            text = report.confirmation(self._step, used, self.flat_messages, self.streams)
+            ends = self.all_ends()
+            end = engine.launch(index + 1, "confirmation", text, behind=ends, is_news=True)
+            self._confirming = [end]
 
     @property
     def is_whole(self) -> bool:
         """Whether all means of the open step are here, though other ranks may not have theirs."""
-        return bool(self.open and self._committing) and all(
-            end.done for end in (*self._ends.values(), *self._news)
+        return bool(self.open and self._confirming) and all(
+            end.done for end in (*self._ends.values(), *self._reporting)
         )
 
-    def _write_flags(self, into_F: Tensor) -> None:
-        """Writes 1 for each parameter that this rank used in the step, else 0."""
-        used = [grad is not None for grad in self.grads.values()]
-        if len(used) == len(self.names) and all(used):
-            into_F.fill_(1)
-        else:  # one without elements, which no message waits for, may not be handed in yet
-            flags = [float(self.grads.get(name) is not None) for name in self.names]
-            into_F.copy_(torch.tensor(flags, device="cpu"))
+    def _used(self) -> bytes:
+        """For each parameter 1 if this rank used it in the step, else 0."""
+        # One without elements, which no message waits for, may not be handed in yet.
+        return bytes([self.grads.get(name) is not None for name in self.names])
 
     def finish(self) -> set[str]:
         """Waits for all means; returns the names that handed in None but have a gradient now.
@@ -418,19 +418,28 @@ class Synchroniser:
         self.engine.wait(self.all_ends())
         return self.settled()
 
-    def _wait_for_all(self) -> None:
-        """Waits for what was launched of a step that is given up."""
-        self.engine.wait(self.all_ends())
-        if self._marks is not None:
-            self._marks.follow()
+    def undo(self) -> None:
+        """Puts back the state of all messages that the open step has begun to change."""
+        for message in self.flat_messages:
+            message.end_step(undoes=True)
+
+    def end_step(self) -> None:
+        """Ends a step; undoes it if every rank's loss scaler skips it.
+
+        A scaler skips a step where it finds an inf or a NaN. Means have the same bits on all ranks,
+        so all undo the step or none does.
+        """
+        looks = self.undoes_skipped and self._keeps_state
+        if looks or self.report.confirms:
+            is_skipped = looks and not all(message.is_finite for message in self.messages)
+            for flat in self.flat_messages:
+                flat.end_step(undoes=is_skipped)
 
     def settled(self) -> set[str]:
         """Closes a step whose means are all here; returns as ``finish``."""
         if self._marks is not None:
             self._marks.follow()
         self.open = False
-        if self.commit is not None:
-            self.commit.settle()
         absent = [name for name, grad in self.grads.items() if grad is None]
         if not absent:
             return set()
