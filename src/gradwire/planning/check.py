@@ -14,7 +14,7 @@ from ..errors import InvalidSetting
 from .data.plan import DENSE, Plan, PlannedMessage
 from .data.profile import Profile, ProfiledTensor
 
-Tensors = dict[str, ProfiledTensor]
+TensorsByName = dict[str, ProfiledTensor]
 
 
 def check(plan: Plan, profile: Profile) -> None:
@@ -59,7 +59,7 @@ def _faults(plan: Plan, profile: Profile) -> Iterator[str]:
         yield from _of_cover(tensor, sorted(ranges[name]))
 
 
-def _of_chunks(message: PlannedMessage, tensors: Tensors) -> Iterator[str]:
+def _of_chunks(message: PlannedMessage, tensors: TensorsByName) -> Iterator[str]:
     for chunk in message.chunks:
         tensor = tensors.get(chunk.tensor)
         if tensor is None:
@@ -72,7 +72,7 @@ def _of_chunks(message: PlannedMessage, tensors: Tensors) -> Iterator[str]:
             yield f"{given} lies outside its {tensor.numel} elements"
 
 
-def _of_encodes(plan: Plan, message: PlannedMessage, tensors: Tensors) -> Iterator[str]:
+def _of_encodes(plan: Plan, message: PlannedMessage, tensors: TensorsByName) -> Iterator[str]:
     """Mixed dtypes, and an ``inline`` or ``early`` that the message's exchange cannot keep to."""
     dtypes = {tensors[chunk.tensor].dtype for chunk in message.chunks}
     if len(dtypes) > 1:

@@ -29,8 +29,10 @@ from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from .data.profile import Profile, ProfiledTensor
 from .default_fusion import DEFAULT_CHANNELS, default_messages
 from .exchanges import exchange_of_setting
+from .price import iteration_s
 from .simulation.clock import Iteration
 from .simulation.closed_form import backward_ends, carry
+from .simulation.network import HAIR
 from .simulation.representative import MANY, estimate
 from .simulation.supersteps import MOST_PLAYED, Superstep, Tariff, all_reduce
 
@@ -262,6 +264,10 @@ class Blend:
         )
         return iteration.timings([[self._supersteps(one) for one in messages]])[0].iteration_s
 
+    def exact_s(self, draft: Draft) -> float:
+        """Seconds of an iteration of the draft's plan."""
+        return iteration_s(self.plan(draft), self.profile, self.cluster)
+
     def plan(self, draft: Draft) -> Plan:
         """The plan of a draft."""
         messages = [
@@ -303,12 +309,20 @@ def first_seconds(blend: Blend) -> float:
 
 
 def best_draft(blend: Blend, overlaps: Sequence[bool]) -> tuple[float, Draft]:
-    """The draft of least seconds; ``overlaps`` says whether it may overlap the next forward."""
+    """The draft of least seconds; ``overlaps`` says whether it may overlap the next forward.
 
-    def least(every: Iterable[Draft]) -> tuple[float, Draft]:
-        return min(((blend.seconds(draft), draft) for draft in every), key=itemgetter(0))
+    Of those that differ by rounding alone it is the one whose plan takes the least time.
+    """
 
-    found = least(starmap(Draft, product(NUMBERS, CREDITS, overlaps)))
+    def priced(every: Iterable[Draft]) -> list[tuple[float, Draft]]:
+        return [(blend.seconds(draft), draft) for draft in every]
+
+    found = min(priced(starmap(Draft, product(NUMBERS, CREDITS, overlaps))), key=itemgetter(0))
     if blend.setting is None:
         return found
-    return least(found[1]._replace(num_messages=n, dense_share=s) for s in SHARES for n in NUMBERS)
+    every = priced(
+        found[1]._replace(num_messages=n, dense_share=s) for s in SHARES for n in NUMBERS
+    )
+    least_s = min(seconds for seconds, _ in every)
+    tied = [draft for seconds, draft in every if seconds <= least_s * (1 + HAIR)]
+    return least_s, min(tied, key=blend.exact_s) if len(tied) > 1 else tied[0]
