@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...runtime.step.hooks import Hooked
+from ...runtime.step.hooked import Hooked
 from ..data.profile import Profile
 from .layers import Seen, device_waiter, in_order, layers_of, scaled_medians
 

@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 from ...errors import InvalidSetting, invalid
 from ..state.plain import packed, read_packed
 from ..step.engine import Engine
-from ..step.hooks import Lent, ModuleHooks
+from ..step.hooked import Lent
+from ..step.hooks import ModuleHooks
 
 
 class ZeroGradients(JoinHook):
