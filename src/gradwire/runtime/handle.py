@@ -27,7 +27,8 @@ from .grid.shards import place_in
 from .settings import algorithm, plan_in, trained
 from .step.engine import Engine
 from .step.figures import Log, adapted, memory_of, norm_over_all, spread, whereabouts
-from .step.hooks import Hooked, Lent, ModuleHooks
+from .step.hooked import Hooked, Lent
+from .step.hooks import ModuleHooks
 from .step.progress import Progress
 from .step.task_graph import wall_clock
 from .step.wire import Group

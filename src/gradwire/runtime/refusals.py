@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 from ..errors import InvalidSetting, invalid
 from ..planning.default_fusion import NamedParam
 from .grid.dtensors import is_dtensor
-from .step.hooks import Hooked, untraced
+from .step.hooked import Hooked, untraced
 from .step.wire import has_store
 
 _attached: dict[int, weakref.ref[Tensor]] = {}

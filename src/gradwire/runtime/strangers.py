@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .grid.dtensors import is_dtensor, sharded_modules
 from .refusals import exchanged_by, shown_as_around
-from .step.hooks import Hooked
+from .step.hooked import Hooked
 
 _END = object()
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Compressor, Layout
 from gradwire.contract.spec import TensorSpec
-from gradwire.contract.verbs import AllGather
+from gradwire.contract.verbs import AllGather, Steps
 from gradwire.errors import invalid
 from gradwire.exchange.by_name import algorithm_by_name
 from gradwire.kernels.sparse.entries import Entries, num_units
@@ -42,7 +42,7 @@ from gradwire.planning.data.sparsity import (
 from gradwire.planning.measure.layers import TrainingStep, looked_into, no_progress, untouched
 from gradwire.planning.measure.links import rank_0s
 from gradwire.runtime.failure.membership import join
-from gradwire.runtime.step.engine import Engine, news
+from gradwire.runtime.step.engine import Engine
 
 from .index_sets import unit_sparsity
 
@@ -278,8 +278,15 @@ class _Ranks:
         if self._engine is None or self.world == 1:
             return own_K[None]
         all_WK = torch.zeros(self.world * own_K.numel(), dtype=own_K.dtype)
-        news(self._engine, AllGather(all_WK, own_K))
-        return all_WK.view(self.world, -1)
+
+        def text() -> Steps[Tensor]:
+            yield AllGather(all_WK, own_K)
+            return all_WK.view(self.world, -1)
+
+        end = self._engine.launch(0, "zeros", text(), is_news=True)
+        self._engine.wait([end])
+        found: Tensor = end.result
+        return found
 
     def totals(self, own: Sequence[int]) -> list[int]:
         """Sums over ranks."""

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import InvalidSetting, invalid
-from ...runtime.step.hooks import Hooked
+from ...runtime.step.hooked import Hooked
 from ...runtime.step.messages import as_reals
 from ..data.profile import GradientDType, Layer, Measurement, Profile, ProfiledTensor
 

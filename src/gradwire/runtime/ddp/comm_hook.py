@@ -23,14 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import InvalidSetting
 from ..device.streams import SideStream
 from ..overlap.overlap import Overlap
-from ..step.hooks import Hooked
+from ..step.hooked import Hooked
 from ..step.messages import Grads, as_reals, grad_as_reals
 from ..step.progress import Progress
 from ..step.task_graph import wall_clock
 
 _serving: WeakKeyDictionary[DistributedDataParallel, Callable[[], DDPHooks | None]]
 _serving = WeakKeyDictionary()
-"""What serves the hook of every DDP that was attached once, which stays; None after ``detach``.
+"""The hooks that serve each DDP model that was attached once, whose communication hook stays.
 
 DDP's reducer holds the hook, and the garbage collector does not see into the reducer. So references
 are weak: otherwise a dropped DDP would never be freed.

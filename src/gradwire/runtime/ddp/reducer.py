@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_leaves
 from ...contract.travel import bytes_sent
 from ...errors import invalid
 from ...planning.default_fusion import NamedParam
-from ..step.hooks import Hooked, InPlaceOf, is_inside_a_segment
+from ..step.hooked import Hooked, InPlaceOf
+from ..step.hooks import is_inside_a_segment
 from ..step.progress import Progress
 from ..step.task_graph import wall_clock
 from .comm_hook import has_own_hook

@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from ...errors import invalid
 from ..state.plain import told_by
 from ..step.engine import Engine
-from ..step.hooks import Lent, ModuleHooks
+from ..step.hooked import Lent
+from ..step.hooks import ModuleHooks
 
 
 class ZeroGradients(JoinHook):

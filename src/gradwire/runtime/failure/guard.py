@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from math import isfinite, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -21,9 +21,6 @@ from ...contract.verbs import AllReduce, Compute, Steps
 from ...errors import invalid
 from ...exchange.error_feedback import Wrapper
 from ...exchange.pair import Pair
-
-if TYPE_CHECKING:
-    from ..step.messages import Message
 
 _log = logging.getLogger("gradwire")
 SAMPLE = 2**12
@@ -42,6 +39,15 @@ class Missed(NamedTuple):
 Compare = Callable[[Member, Tensor, Steps[State]], Steps[tuple[State, Missed]]]
 
 
+class Guarded(Protocol):
+    """A message, as far as a guard looks at it."""
+
+    names: list[str]
+    exchange: Exchange
+    compare: Compare | None
+    missed: Missed | None
+
+
 class Guard:
     """The comparisons of one attached model, every ``every`` steps."""
 
@@ -51,7 +57,7 @@ class Guard:
         """The last comparison, for ``stats()``; None before the first."""
         self._since = Missed(0.0, 0.0)
 
-    def begin(self, step: int, messages: Sequence[Message]) -> None:
+    def begin(self, step: int, messages: Sequence[Guarded]) -> None:
         """Has some of a step's messages compared, if it is their turn."""
         number, is_turn = divmod(step + 1, self.every)
         lossy = [message for message in messages if loses(message.exchange)]
@@ -61,7 +67,7 @@ class Guard:
         for place, message in enumerate(lossy if not is_turn else ()):
             message.compare = compared if place % groups == number % groups else None
 
-    def end(self, step: int, messages: Sequence[Message], rank: int) -> None:
+    def end(self, step: int, messages: Sequence[Guarded], rank: int) -> None:
         """Notes what a step's comparisons have shown, and logs it on rank 0."""
         found = [(m.missed, m.names[0]) for m in messages if m.compare and m.missed is not None]
         sound = [one for one in found if isfinite(one[0].error) and 0 < one[0].dense < float("inf")]

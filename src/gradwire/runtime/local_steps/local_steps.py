@@ -41,7 +41,7 @@ from ..handle import Handle
 from ..refusals import mark_attached, quietened, sole_ddp
 from ..settings import Settings
 from ..step.fused import fused_messages
-from ..step.hooks import untraced
+from ..step.hooked import untraced
 from ..step.messages import refuse_complex
 from ..step.progress import Progress
 from ..step.synchroniser import AnyMessage

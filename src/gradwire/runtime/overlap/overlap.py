@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import InvalidSetting
-from ..step.hooks import Hooked, untraced
+from ..step.hooked import Hooked, untraced
 from ..step.progress import Progress
 from .pending import PendingGrad, PendingPass, pending, pending_parameters, stands_for, unfit
 from .stepping import LayerwiseStep, StepRequest, in_autocast, replace_step

@@ -1,138 +1,27 @@
-"""Hooks into modules: how they are set, and those by which a plain module's gradients come.
-
-``copy.deepcopy(model)`` and ``torch.save(model)`` take a module's hooks along, and those of an
-attached model lead to threads and connections. So a module that has such hooks gets a
-``__getstate__`` of its own, which leaves them out: its copies are not attached. Nor does
-``torch.compile`` trace into these hooks, as they compute nothing of the model.
-"""
+"""Hooks into a plain nn.Module: gradients as autograd accumulates them, and the end of backward."""
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
 from ...errors import RankFailed
 from ..grid.dtensors import put_grad, shard_of_grad
+from ..strangers import Strangers
+from .hooked import untraced
 from .messages import grad_as_reals
 from .progress import Progress
 from .task_graph import wall_clock
 
 if TYPE_CHECKING:
     from ..overlap.overlap import Overlap
-    from ..strangers import Strangers
-
-
-_OWN = "__getstate__"
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def untraced(function: _Function) -> _Function:
-    """The same function, which runs as it stands where a compiled function calls it.
-
-    It is what ``torch.compiler.disable`` makes of it, but dynamo (2 to 8 s) is not imported.
-    """
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    made: Any = run
-    if not _is_skipped(made.__code__):
-        disabled: _Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-        return disabled
-    made._torchdynamo_disable, made._torchdynamo_orig_callable = True, function
-    return made  # type: ignore[no-any-return]
-
-
-@functools.cache
-def _is_skipped(code: CodeType) -> bool:
-    """Has dynamo skip ``code`` and all that it calls; whether torch has a way to say so."""
-    frames: Any = torch._C._dynamo.eval_frame
-    try:
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
-    except (AttributeError, TypeError):  # another torch
-        return False
-    return True
-
-
-class Hooked:
-    """One hook of a module, until ``remove`` is called.
-
-    ``register`` is a method of the module, such as ``model.register_forward_hook``.
-    """
-
-    def __init__(self, register: Any, hook: Callable[..., Any], **settings: Any) -> None:
-        self._module: nn.Module = register.__self__
-        self._hook = register(untraced(hook), **settings)
-        state = vars(self._module).setdefault(_OWN, _StateWithoutHooks(self._module))
-        state.ids.add(self._hook.id)
-
-    def remove(self) -> None:
-        """Removes the hook. After the last one the module is as it was before the first."""
-        self._hook.remove()
-        state = vars(self._module).get(_OWN)
-        if isinstance(state, _StateWithoutHooks):
-            state.ids.discard(self._hook.id)
-            if not state.ids:
-                del vars(self._module)[_OWN]
-
-
-class Lent:
-    """An attribute that a module has until ``remove`` is called, and that no copy of it has.
-
-    The module has a hook of ``Hooked``, and keeps it for as long.
-    """
-
-    def __init__(self, module: nn.Module, name: str, value: object) -> None:
-        self._module, self._name = module, name
-        vars(module)[name] = value
-        vars(module)[_OWN].names.add(name)
-
-    def remove(self) -> None:
-        """Takes it back; what the module's class has under the name shows again."""
-        vars(self._module).pop(self._name, None)
-
-
-class InPlaceOf(Lent):
-    """A function in the place of a module's method ``name``; it is called with the method."""
-
-    def __init__(self, module: nn.Module, name: str, function: Callable[..., Any]) -> None:
-        method = getattr(module, name)
-        super().__init__(module, name, lambda: function(method))
-
-
-class _StateWithoutHooks:
-    """A module's ``__getstate__`` for copies and pickles, which leaves the hooks ``ids`` out.
-
-    Attributes ``names``, in place of methods, are left out too.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self.ids: set[int] = set()
-        self.names = {_OWN}
-
-    def __call__(self) -> Any:
-        kind: Any = type(self._module)
-        state = kind.__getstate__(self._module)
-        if not isinstance(state, dict):
-            return state
-        kept = {name: value for name, value in state.items() if name not in self.names}
-        for name, value in kept.items():
-            if name.endswith("_hooks") and isinstance(value, OrderedDict):
-                left = [(key, hook) for key, hook in value.items() if key not in self.ids]
-                kept[name] = OrderedDict(left)
-        return kept
 
 
 class Shrinks(Protocol):
