@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
-from gradwire.runtime.settings import resolve
+from gradwire.runtime.setup.settings import resolve
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, ddp, momentum, train
@@ -30,7 +30,7 @@ def linear() -> nn.Module:
 
 def test_an_old_torch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if its stores had no ``clone``, which came with 2.8."""
-    monkeypatch.setattr("gradwire.runtime.attachment.Store", object)
+    monkeypatch.setattr("gradwire.runtime.setup.attachment.Store", object)
     with pytest.raises(InvalidSetting, match=r"torch must be 2\.8 or newer"):
         gw.attach(linear(), "topk")
 

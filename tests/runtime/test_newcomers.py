@@ -23,7 +23,7 @@ from gradwire.runtime.elastic import rejoin
 from gradwire.runtime.elastic.rejoin import Lookout, Newcomer, Offer, come_together
 from gradwire.runtime.failure import pulse, shrink
 from gradwire.runtime.failure.membership import Membership
-from gradwire.runtime.fingerprint import fingerprint
+from gradwire.runtime.setup.fingerprint import fingerprint
 from gradwire.runtime.state.plain import receive
 from gradwire.runtime.step import wire
 from gradwire.runtime.step.engine import Engine

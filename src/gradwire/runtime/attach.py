@@ -24,20 +24,20 @@ from ..compress.none import none
 from ..contract import Compressor, Exchange
 from ..exchange.by_name import exchange_for
 from ..planning.default_fusion import matrices
-from .attachment import Attachment, grid_of
 from .cautions import caution
 from .failure.integrity import DEFAULT_CHECK_EVERY, Check
 from .failure.membership import Membership
 from .grid.dtensors import has_dtensors, shard_of, sharded_modules
 from .handle import Handle
-from .refusals import mark_attached, sole_ddp
-from .settings import DEFAULT_TIMEOUT, Settings, sparse_weights
+from .setup.attachment import Attachment, grid_of
+from .setup.refusals import mark_attached, sole_ddp
+from .setup.settings import DEFAULT_TIMEOUT, Settings, sparse_weights
+from .setup.strangers import Strangers
 from .step.fused import fused_messages
 from .step.hooks import ModuleHooks
 from .step.progress import Progress
 from .step.synchroniser import AnyMessage
 from .step.wire import Group
-from .strangers import Strangers
 
 if TYPE_CHECKING:
     from ..planning.data.plan import Plan

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ..exchange.by_name import momentum_of, named_collective
 from ..planning.default_fusion import NamedParam
 from .grid.dtensors import has_dtensors
-from .settings import Settings, sparse_weights
+from .setup.settings import Settings, sparse_weights
 
 _log = logging.getLogger("gradwire")
 

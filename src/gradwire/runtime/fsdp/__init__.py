@@ -22,9 +22,9 @@ from ...errors import InvalidSetting, invalid
 from ...exchange.pair import pair
 from ...planning.default_fusion import matrices
 from ..failure.membership import join
-from ..fingerprint import agree, fingerprint, refusing
 from ..grid.dtensors import is_dtensor, sharded_modules
-from ..settings import DEFAULT_TIMEOUT
+from ..setup.fingerprint import agree, fingerprint, refusing
+from ..setup.settings import DEFAULT_TIMEOUT
 from ..step.wire import Group
 from ._columns import WAY, Column
 from .reduction import PayloadReduceScatter, ShardReduction, groups_of

@@ -48,21 +48,21 @@ from torch.optim import Optimizer
 from ...contract import Compressor, Exchange
 from ...errors import invalid
 from ...planning.default_fusion import NamedParam, matrices
-from ..attachment import Attachment, grid_of
 from ..cautions import warn_of_two_momenta
 from ..failure.integrity import DEFAULT_CHECK_EVERY, Check
 from ..failure.membership import Membership
 from ..grid.dtensors import has_dtensors
 from ..handle import Handle
-from ..refusals import mark_attached, quietened, sole_ddp
-from ..settings import Settings
+from ..setup.attachment import Attachment, grid_of
+from ..setup.refusals import mark_attached, quietened, sole_ddp
+from ..setup.settings import Settings
+from ..setup.strangers import Strangers
 from ..step.fused import fused_messages
 from ..step.hooked import untraced
 from ..step.messages import refuse_complex
 from ..step.progress import Progress
 from ..step.synchroniser import AnyMessage
 from ..step.wire import Group
-from ..strangers import Strangers
 from .local_handle import LocalSteps, Rhythm
 from .outer import DILOCO, MakeOuter, Outer
 from .period import LEAST, ChosenGap

@@ -23,7 +23,7 @@ from ...contract.verbs import AllReduce
 from ...errors import RankFailed
 from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, STORE_PATIENCE_S, Stillness
-from ..fingerprint import post_refusal, refuse_differences, refuse_if_one_did, refusing
+from ..setup.fingerprint import post_refusal, refuse_differences, refuse_if_one_did, refusing
 from ..step.engine import Engine
 from ..step.wire import Channel, carry_out, in_background, open_channels
 from .plain import packed, read_packed, receive, send

@@ -18,7 +18,7 @@ from ...exchange.by_name import beside, is_pair, named_collective
 from ...exchange.pair import Pair
 from ...planning.default_fusion import NamedParam, default_cap_bytes, fuse
 from ..failure.membership import Membership
-from ..settings import Settings, sparse_weights, tables
+from ..setup.settings import Settings, sparse_weights, tables
 from .engine import INLINE
 from .messages import Message, ParamRange
 from .synchroniser import AnyMessage

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .grid.dtensors import is_dtensor, sharded_modules
+from ..grid.dtensors import is_dtensor, sharded_modules
+from ..step.hooked import Hooked
 from .refusals import exchanged_by, shown_as_around
-from .step.hooked import Hooked
 
 _END = object()
 

@@ -15,22 +15,22 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..contract import Compressor, Exchange
-from ..contract.bounds import check_whole
-from ..contract.registry import load, names
-from ..contract.spec import DTYPE_NAMES, DTYPES
-from ..errors import InvalidSetting, UnknownName, invalid
-from ..exchange.by_name import exchange_for
-from ..planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
-from .device.backends import BACKENDS
-from .failure.integrity import DEFAULT_CHECK_EVERY
-from .grid.dtensors import has_dtensors
-from .step.messages import refuse_complex
+from ...contract import Compressor, Exchange
+from ...contract.bounds import check_whole
+from ...contract.registry import load, names
+from ...contract.spec import DTYPE_NAMES, DTYPES
+from ...errors import InvalidSetting, UnknownName, invalid
+from ...exchange.by_name import exchange_for
+from ...planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
+from ..device.backends import BACKENDS
+from ..failure.integrity import DEFAULT_CHECK_EVERY
+from ..grid.dtensors import has_dtensors
+from ..step.messages import refuse_complex
 
 if TYPE_CHECKING:
-    from ..planning.data.plan import Plan
-    from .controls import Pilot
-    from .failure.membership import Membership
+    from ...planning.data.plan import Plan
+    from ..controls import Pilot
+    from ..failure.membership import Membership
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 
@@ -59,7 +59,7 @@ class Settings:
         """The same with the exchange resolved; raises ``InvalidSetting`` for what is wrong."""
         exchange, ranks_per_host = resolve(self.exchange), 1
         if mesh is not None:
-            from .grid import host_mesh as hosts
+            from ..grid import host_mesh as hosts
 
             ranks_per_host = hosts.ranks_per_host(mesh, who)
         for name, (is_right, accepted, remedy) in _ACCEPTED.items():
@@ -67,7 +67,7 @@ class Settings:
                 given = type(value).__name__ if name in ("optimizer", "scaler") else value
                 raise invalid(name, given, accepted, remedy)
         if self.guard_every is not None:
-            from .failure.guard import refuse_no_gradients
+            from ..failure.guard import refuse_no_gradients
 
             check_whole("guard_every", self.guard_every, "leave it out")
             refuse_no_gradients(exchange)
@@ -196,7 +196,7 @@ def plan_in(given: object) -> Plan | None:
     """A plan itself, None for anything else; for an exchange no module of plans is loaded."""
     if isinstance(given, Exchange):
         return None
-    from ..planning.data.plan import Plan
+    from ...planning.data.plan import Plan
 
     return given if isinstance(given, Plan) else None
 
@@ -205,7 +205,7 @@ def pilot_in(given: object) -> Pilot | None:
     """A pilot itself, None for anything else; for an exchange no module of pilots is loaded."""
     if isinstance(given, Exchange):
         return None
-    from .controls import Pilot
+    from ..controls import Pilot
 
     return given if isinstance(given, Pilot) else None
 
@@ -220,7 +220,7 @@ def algorithm(exchange: Exchange | Plan | Pilot) -> str:
         return repr(exchange)
     if (plan := plan_in(exchange)) is None:
         return "whatever a pilot chooses"
-    from ..planning.exchanges import exchanges_of
+    from ...planning.exchanges import exchanges_of
 
     used = {message.exchange for message in plan.messages}
     texts = {repr(made) for name, made in exchanges_of(plan).items() if name in used}
@@ -238,7 +238,7 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
     if isinstance(given, Path) and str(given) in known:
         given = str(given)
     if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
-        from ..planning.data.plan import Plan
+        from ...planning.data.plan import Plan
 
         given = Plan.load(given)
     if isinstance(given, str) and given in names("planner") and given not in pilots:

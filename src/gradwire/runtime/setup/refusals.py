@@ -23,11 +23,11 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from ..errors import InvalidSetting, invalid
-from ..planning.default_fusion import NamedParam
-from .grid.dtensors import is_dtensor
-from .step.hooked import Hooked, untraced
-from .step.wire import has_store
+from ...errors import InvalidSetting, invalid
+from ...planning.default_fusion import NamedParam
+from ..grid.dtensors import is_dtensor
+from ..step.hooked import Hooked, untraced
+from ..step.wire import has_store
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id; no second model with one of them can be attached."""

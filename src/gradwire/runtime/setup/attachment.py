@@ -18,33 +18,33 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress.none import none
-from ..contract import Exchange
-from ..errors import invalid
-from ..exchange.by_name import exchange_for
-from ..kernels.libraries import backend
-from ..planning.default_fusion import NamedParam
-from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
-from .failure.integrity import Check
-from .failure.membership import ALONE, Membership, join
-from .failure.uncaught import leave_by_cause
+from ...compress.none import none
+from ...contract import Exchange
+from ...errors import invalid
+from ...exchange.by_name import exchange_for
+from ...kernels.libraries import backend
+from ...planning.default_fusion import NamedParam
+from ..device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
+from ..failure.integrity import Check
+from ..failure.membership import ALONE, Membership, join
+from ..failure.uncaught import leave_by_cause
+from ..grid.dtensors import refuse_other_shards, reshard, shard_of
+from ..grid.shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
+from ..handle import Handle
+from ..step.engine import Engine
+from ..step.figures import Recorder
+from ..step.messages import Message, as_reals, refuse_float16
+from ..step.progress import Progress
+from ..step.synchroniser import AnyMessage, Synchroniser
+from ..step.wire import Group
 from .fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
-from .grid.dtensors import refuse_other_shards, reshard, shard_of
-from .grid.shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
-from .handle import Handle
 from .refusals import refuse_wrong_model
 from .settings import Settings, refuse_pairs, sparse_weights, tables, trained
-from .step.engine import Engine
-from .step.figures import Recorder
-from .step.messages import Message, as_reals, refuse_float16
-from .step.progress import Progress
-from .step.synchroniser import AnyMessage, Synchroniser
-from .step.wire import Group
 
 if TYPE_CHECKING:
-    from .elastic.heal import Healing
-    from .elastic.rejoin import Newcomer
-    from .failure.guard import Guard
+    from ..elastic.heal import Healing
+    from ..elastic.rejoin import Newcomer
+    from ..failure.guard import Guard
 
 
 class Grid(NamedTuple):
@@ -75,7 +75,7 @@ def grid_of(model: nn.Module, group: Any, shards: Any, mesh: Any, settings: Sett
     timeout = settings.patience
     if mesh is None:
         return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks, found)
-    from .grid.host_mesh import join_mesh
+    from ..grid.host_mesh import join_mesh
 
     return Grid(join_mesh(mesh, found, shards, timeout), ALONE, mesh, ranks, found)
 
@@ -160,7 +160,7 @@ class Attachment(ABC):
         agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
         healing = None
         if settings.on_failure == "shrink":
-            from .elastic.heal import Healing
+            from ..elastic.heal import Healing
 
             healing = Healing(
                 self._shared, settings.optimizer, settings.scaler, settings.timeout, told
@@ -282,7 +282,7 @@ def _guard(settings: Settings) -> Guard | None:
     """The comparisons of means with dense ones, if they are asked for."""
     if settings.guard_every is None:
         return None
-    from .failure.guard import Guard
+    from ..failure.guard import Guard
 
     return Guard(settings.guard_every)
 
@@ -292,7 +292,7 @@ def _same_threads(settings: Settings) -> bool:
         return settings.exchange.same_threads
     if settings.plan is None:
         return True  # as what a pilot may choose asks for
-    from ..planning.exchanges import exchanges_of
+    from ...planning.exchanges import exchanges_of
 
     return any(one.same_threads for one in exchanges_of(settings.plan).values())
 
