@@ -11,15 +11,14 @@ rank, which write and read one file for each rank beside the model's.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from ..contract import Compressor, Exchange
 from ..errors import NotInstalled, invalid
-from ..planning.data.plan import Plan
-from .framework_attachment import FrameworkAttachment
+from ..runtime.setup.options import FailurePolicy, Options, takes_options
+from .framework_attachment import AnyExchange, FrameworkAttachment
 
 try:
     from accelerate import Accelerator
@@ -28,18 +27,25 @@ except ModuleNotFoundError as error:
     raise NotInstalled(__name__, "accelerate", "frameworks") from error
 
 
+@takes_options
 def prepare(
-    accelerator: Accelerator, exchange: Exchange | Compressor | Plan | str | Path, **settings: Any
+    accelerator: Accelerator,
+    exchange: AnyExchange,
+    *,
+    mesh: DeviceMesh | str | None = None,
+    options: Options | None = None,
+    failure: FailurePolicy | None = None,
 ) -> FrameworkAttachment:
     """Attaches an exchange to every DDP model that the accelerator prepares from now on.
 
-    ``settings`` are those of ``gw.attach``. On one rank nothing is made, and nothing attached.
+    ``mesh``, ``options`` and ``failure`` are those of ``gw.attach``, which gets the accelerator's
+    loss scaler too. On one rank nothing is made, and nothing attached.
     Raises ``InvalidSetting`` where a model was prepared before, or the accelerator has a
     communication hook of its own.
     """
     if accelerator._models:
         raise invalid("accelerator", "one with a model", "one without", "call this one first")
-    attachment = FrameworkAttachment(exchange, **{"scaler": accelerator.scaler, **settings})
+    attachment = FrameworkAttachment(exchange, accelerator.scaler, mesh, options, failure)
     accelerator.ddp_handler = attaching_handler(accelerator, attachment)
     accelerator.register_save_state_pre_hook(
         lambda models, weights, folder: attachment.save(folder)

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ..contract import Compressor, Exchange
@@ -22,9 +24,12 @@ from ..errors import InvalidSetting
 from ..planning.data.plan import Plan
 from ..runtime.attach import attach
 from ..runtime.handle import Handle
+from ..runtime.setup.options import FailurePolicy, Options
 from ..runtime.state.plain import values_of_all
 from ..runtime.state.redistribution import place_name
 
+AnyExchange = Exchange | Compressor | Plan | str | Path
+"""What ``gw.attach`` takes as the exchange."""
 _log = logging.getLogger("gradwire")
 
 
@@ -44,14 +49,25 @@ class _Held:
 class FrameworkAttachment:
     """An exchange, and the handles of the DDP models that it was attached to, in their order.
 
-    ``settings`` are those of ``gw.attach``. Methods that save, load or attach are called by all
-    ranks.
+    The other arguments are those of ``gw.attach``. Methods that save, load or attach are called by
+    all ranks.
     """
 
     def __init__(
-        self, exchange: Exchange | Compressor | Plan | str | Path, **settings: Any
+        self,
+        exchange: AnyExchange,
+        scaler: GradScaler | None = None,
+        mesh: DeviceMesh | str | None = None,
+        options: Options | None = None,
+        failure: FailurePolicy | None = None,
     ) -> None:
-        self._exchange, self._settings = exchange, settings
+        self._exchange = exchange
+        self._attach_with: dict[str, Any] = {
+            "scaler": scaler,
+            "mesh": mesh,
+            "options": options,
+            "failure": failure,
+        }
         self._held: list[_Held] = []
 
     @property
@@ -94,13 +110,13 @@ class FrameworkAttachment:
         held = self._of(model.module)
         held.ddp, held.group = model, model.process_group
         if held.state is None:
-            held.handle = attach(model, self._exchange, **self._settings)
+            held.handle = attach(model, self._exchange, **self._attach_with)
             return held.handle
         # What gradients hold was exchanged by the handle before; attach would refuse them.
         grads = [(param, param.grad) for param in model.parameters()]
         model.zero_grad(set_to_none=True)
         try:
-            held.handle = attach(model, self._exchange, **self._settings)
+            held.handle = attach(model, self._exchange, **self._attach_with)
             held.handle.load_state_dict(held.state)
             held.state = None
         finally:

@@ -7,16 +7,16 @@ save ``strategy.attachment.handle.gather_state()`` beside the model, and hand it
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.amp import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from ..contract import Compressor, Exchange
 from ..errors import InvalidSetting, NotInstalled
-from ..planning.data.plan import Plan
-from .framework_attachment import FrameworkAttachment, warn_of_no_state
+from ..runtime.setup.options import FailurePolicy, Options
+from .framework_attachment import AnyExchange, FrameworkAttachment, warn_of_no_state
 
 try:
     from lightning.fabric.strategies import DDPStrategy as FabricDDP
@@ -30,19 +30,22 @@ _KEY = "gradwire"
 class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
     """Lightning's DDP strategy, whose gradients take an exchange.
 
-    ``attach_settings`` are those of ``gw.attach``; others are those of Lightning's ``DDPStrategy``.
-    ``attachment`` has the handle once training has begun.
+    ``scaler``, ``mesh``, ``options`` and ``failure`` are those of ``gw.attach``; others are those of
+    Lightning's ``DDPStrategy``. ``attachment`` has the handle once training has begun.
     """
 
     def __init__(
         self,
-        exchange: Exchange | Compressor | Plan | str | Path,
+        exchange: AnyExchange,
         *,
-        attach_settings: dict[str, Any] | None = None,
+        scaler: GradScaler | None = None,
+        mesh: DeviceMesh | str | None = None,
+        options: Options | None = None,
+        failure: FailurePolicy | None = None,
         **others: Any,
     ) -> None:
         super().__init__(**others)
-        self.attachment = FrameworkAttachment(exchange, **(attach_settings or {}))
+        self.attachment = FrameworkAttachment(exchange, scaler, mesh, options, failure)
         self._resumed: Any = None
 
     def configure_ddp(self) -> None:
@@ -86,13 +89,16 @@ class GradwireFabric(FabricDDP):  # type: ignore[misc]
 
     def __init__(
         self,
-        exchange: Exchange | Compressor | Plan | str | Path,
+        exchange: AnyExchange,
         *,
-        attach_settings: dict[str, Any] | None = None,
+        scaler: GradScaler | None = None,
+        mesh: DeviceMesh | str | None = None,
+        options: Options | None = None,
+        failure: FailurePolicy | None = None,
         **others: Any,
     ) -> None:
         super().__init__(**others)
-        self.attachment = FrameworkAttachment(exchange, **(attach_settings or {}))
+        self.attachment = FrameworkAttachment(exchange, scaler, mesh, options, failure)
 
     def setup_module(self, module: nn.Module) -> DistributedDataParallel:
         """Makes the DDP model and attaches to it."""

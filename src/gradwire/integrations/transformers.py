@@ -13,10 +13,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..contract import Compressor, Exchange
+from torch.distributed.device_mesh import DeviceMesh
+
 from ..errors import NotInstalled
-from ..planning.data.plan import Plan
-from .framework_attachment import FrameworkAttachment
+from ..runtime.setup.options import FailurePolicy, Options, takes_options
+from .framework_attachment import AnyExchange, FrameworkAttachment
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -25,18 +26,25 @@ except ModuleNotFoundError as error:
     raise NotInstalled(__name__, "transformers", "frameworks") from error
 
 
+@takes_options
 def hook_trainer(
-    trainer: Trainer, exchange: Exchange | Compressor | Plan | str | Path, **settings: Any
+    trainer: Trainer,
+    exchange: AnyExchange,
+    *,
+    mesh: DeviceMesh | str | None = None,
+    options: Options | None = None,
+    failure: FailurePolicy | None = None,
 ) -> FrameworkAttachment:
     """Attaches an exchange to the DDP model of a trainer, with its state in checkpoints.
 
-    ``settings`` are those of ``gw.attach``. Raises ``InvalidSetting`` where the trainer's settings
-    have a communication hook of their own.
+    ``mesh``, ``options`` and ``failure`` are those of ``gw.attach``, which gets the trainer's loss
+    scaler too. Raises ``InvalidSetting`` where the trainer's settings have a communication hook of
+    their own.
     """
     from .accelerate import attaching_handler  # transformers installs accelerate, or says so
 
     accelerator = trainer.accelerator
-    attachment = FrameworkAttachment(exchange, **{"scaler": accelerator.scaler, **settings})
+    attachment = FrameworkAttachment(exchange, accelerator.scaler, mesh, options, failure)
     accelerator.ddp_handler = attaching_handler(accelerator, attachment)
     keeper = _Keeper(attachment)
     trainer.add_callback(keeper)

@@ -6,15 +6,13 @@ only some arguments ask for (a plan, newcomers, hosts, DDP) is imported where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
-from torch._C._distributed_c10d import Store
+from torch import nn
 from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -23,15 +21,14 @@ from torch.optim import Optimizer
 from ..compress.none import none
 from ..contract import Compressor, Exchange
 from ..exchange.by_name import exchange_for
-from ..planning.default_fusion import matrices
-from .cautions import caution
-from .failure.integrity import DEFAULT_CHECK_EVERY, Check
+from .failure.integrity import Check
 from .failure.membership import Membership
 from .grid.dtensors import has_dtensors, shard_of, sharded_modules
 from .handle import Handle
 from .setup.attachment import Attachment, grid_of
+from .setup.options import FailurePolicy, Options, takes_options
 from .setup.refusals import mark_attached, sole_ddp
-from .setup.settings import DEFAULT_TIMEOUT, Settings, sparse_weights
+from .setup.settings import Settings, sparse_weights
 from .setup.strangers import Strangers
 from .step.fused import fused_messages
 from .step.hooks import ModuleHooks
@@ -45,60 +42,67 @@ if TYPE_CHECKING:
     from .ddp.comm_hook import DDPHooks, DDPInTurn
 
 
+@takes_options
 def attach(
     model: nn.Module,
     exchange: Exchange | Compressor | Plan | Pilot | str | Path,
     *,
     optimizer: Optimizer | None = None,
-    group: Group | DeviceMesh | None = None,
-    shards: Group | DeviceMesh | None = None,
-    mesh: DeviceMesh | str | None = None,
-    bucket_cap_mb: float | None = None,
-    num_channels: int | None = None,
-    compress_if: Callable[[str, Tensor], bool] = matrices,
-    timeout: timedelta = DEFAULT_TIMEOUT,
-    trace_steps: int = 4,
     scaler: GradScaler | None = None,
-    guard_every: int | None = None,
-    check_every: int | None = DEFAULT_CHECK_EVERY,
-    checksums: bool = False,
-    on_failure: str = "end",
-    backend: str = "auto",
-    rejoin: Store | None = None,
+    group: Group | DeviceMesh | None = None,
+    mesh: DeviceMesh | str | None = None,
+    options: Options | None = None,
+    failure: FailurePolicy | None = None,
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
-    ``model`` is an ``nn.Module`` (parameters and buffers come from rank 0) or a
-    ``DistributedDataParallel`` module (its hook is taken, or none, see `reducer`), maybe wrapped.
-    After a backward pass every ``.grad`` is the mean. ``exchange`` is an algorithm of
-    ``gw.compress``, its name, or an exchange made by ``gw.pair``. A compressor gets the collective
-    that suits its traits, and error feedback if it needs that. ``compress_if(name, param)`` tells
-    which gradients take it; others travel uncompressed. Messages have ``bucket_cap_mb`` MiB;
-    ``num_channels`` (4) travel at once. Or it is a plan (``gw.plan``, or its file), which decides
-    all of that, or ``"auto"`` (``gw.pilot.auto``), which chooses one while the model trains. If a
-    plan overlaps the next forward pass and ``optimizer`` is given, each layer's forward waits for
-    its means (`overlap`). ``group`` is the process group, or the data-parallel dimension of a
-    ``DeviceMesh``; its ranks hold the same shards where parameters are DTensors (``fully_shard``).
-    The default is all ranks. ``shards`` is the tensor-parallel group or dimension, for exchanges
-    that ask other shards. ``mesh`` is for hosts of several ranks, which add up gradients and
-    exchange shares: one of ("hosts", "local"), or "torchrun"; ``backend``, "gloo" or "nccl", serves
-    between hosts. All ranks must attach alike, and each backward pass must reach an attached
-    parameter. ``timeout`` bounds a wait for a peer. By ``on_failure="shrink"`` ranks go on without
-    a lost one; ``rejoin``, the job's store, lets a new process in. Every ``guard_every`` steps some
-    means are compared with dense ones, every ``check_every`` parameters among ranks. ``checksums``
-    refuse what arrives damaged. ``trace()`` has ``trace_steps`` steps; give the ``scaler`` too.
+    After ``loss.backward()`` every ``.grad`` is the mean over ranks. The training loop stays as it
+    is. All ranks attach alike, and each backward pass reaches an attached parameter.
 
-    Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
+    Args:
+        model: An ``nn.Module``, whose parameters and buffers come from rank 0, or a
+            ``DistributedDataParallel`` module, maybe wrapped.
+        exchange: One of these:
+
+            * a compressor of ``gw.compress``, or its name. It gets the collective that suits its
+              traits, and error feedback if it needs that.
+            * an exchange that ``gw.pair`` has made.
+            * a plan (``gw.plan``), or its file. It decides messages, order and exchanges.
+            * ``"auto"`` (``gw.pilot.auto``), which chooses a plan while the model trains.
+        optimizer: The optimizer of ``model``. With a plan that overlaps the next forward pass,
+            each layer's forward then waits for its own means. Newcomers need it too.
+        scaler: The loss's scaler. Gradients are exchanged without its scale.
+        group: The process group, or the data-parallel dimension of a ``DeviceMesh``. Its ranks
+            hold the same shards of DTensors. Default: all ranks, or the DDP model's group.
+        mesh: Hosts of several ranks, which add up gradients and exchange shares: a
+            ``DeviceMesh`` of ("hosts", "local"), or ``"torchrun"``. Default: flat.
+        options: How gradients travel, as ``gw.Options``. Default: ``gw.Options()``.
+        failure: What becomes of lost ranks, as ``gw.FailurePolicy``. Default: the run ends.
+
+    Returns:
+        A ``gw.Handle`` with figures, checkpoints and ``detach()``.
+
+    Raises:
+        InvalidSetting: An argument cannot be used; the message says what to do.
+        RanksDiffer: Another rank refused, or has another model, setting or version.
+        RankFailed: A rank did not come within the time-out.
+
+    >>> import gradwire as gw
+    >>> model = nn.Linear(4, 2)
+    >>> handle = gw.attach(model, "topk", options=gw.Options(num_channels=2))
+    >>> model(torch.ones(1, 4)).sum().backward()
+    >>> handle.step
+    1
     """
+    given = options or Options(), failure or FailurePolicy()
+    settings = Settings(exchange, optimizer, scaler, *given)
     newcomer = None
-    if rejoin is not None:
+    if (store := getattr(settings.failure, "rejoin", None)) is not None:
         from .elastic.rejoin import Newcomer
 
-        newcomer = Newcomer(rejoin, on_failure, optimizer, (group, shards, mesh))
-    given = exchange, optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps
-    every = scaler, guard_every, check_every, checksums, on_failure, backend
-    settings = Settings(*given, *every)
-    grid = grid_of(model := sole_ddp(model), group, shards, mesh, settings)
+        places = group, mesh, getattr(settings.options, "shards", None)
+        newcomer = Newcomer(store, settings.failure.on_failure, optimizer, places)
+    grid = grid_of(model := sole_ddp(model), group, mesh, settings)
     return EveryBackward().attach(model, settings, grid, newcomer)
 
 
@@ -130,13 +134,12 @@ class EveryBackward(Attachment):
         return messages_of(plan, self.carried, sparse, who, self.settings.ranks_per_host)
 
     def check(self) -> Check:
-        params = self.params
-        return Check(
-            self.settings.check_every, lambda names: [(n, shard_of(param)) for n, param in params]
-        )
+        params, every = self.params, self.settings.failure.check_every
+        return Check(every, lambda names: [(n, shard_of(param)) for n, param in params])
 
-    def caution(self) -> None:
-        caution(self.model, self.params, self.settings)
+    @property
+    def optimizer(self) -> Optimizer | None:
+        return self.settings.optimizer
 
     def hook(self, progress: Progress, undo: ExitStack) -> Handle:
         """Whoever is made here knows those made before it, and none made after."""
@@ -170,7 +173,7 @@ class EveryBackward(Attachment):
             controls.begin(pilot)
         handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
         handle.enter_model()
-        if hooks is not None and settings.on_failure == "shrink":
+        if hooks is not None and settings.failure.on_failure == "shrink":
             from .failure.shrink import Shrinking
 
             hooks.shrinking = Shrinking(handle, progress, params, self.messages, undo)

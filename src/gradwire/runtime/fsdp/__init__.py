@@ -8,54 +8,65 @@ another rank's shard stays here as a residual: a rank keeps as much as the whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import timedelta
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...contract import Compressor
 from ...contract.registry import load
 from ...errors import InvalidSetting, invalid
 from ...exchange.pair import pair
-from ...planning.default_fusion import matrices
 from ..failure.membership import join
 from ..grid.dtensors import is_dtensor, sharded_modules
 from ..setup.fingerprint import agree, fingerprint, refusing
-from ..setup.settings import DEFAULT_TIMEOUT
+from ..setup.options import FailurePolicy, Options, takes_options
+from ..setup.pairs import REDUCE_SCATTER, Facts, refuse_pairs
+from ..setup.settings import Settings
 from ..step.wire import Group
 from ._columns import WAY, Column
 from .reduction import PayloadReduceScatter, ShardReduction, groups_of
 
 
+@takes_options
 def reduce_scatter(
     model: nn.Module,
     algorithm: Compressor | str,
     *,
-    compress_if: Callable[[str, Tensor], bool] = matrices,
-    timeout: timedelta = DEFAULT_TIMEOUT,
+    options: Options | None = None,
+    failure: FailurePolicy | None = None,
 ) -> ShardReduction:
     """Has ``fully_shard`` send encoded payloads where it reduces and scatters gradients.
 
-    ``model`` is sharded on one mesh of one dimension, over whose ranks ``algorithm``, a compressor
-    or its name, encodes every shard for the rank that holds it. What is not sent is kept as a
-    residual where the compressor needs that. ``compress_if(name, param)`` tells which parameters
-    are encoded, and others travel as they are; ``timeout`` bounds a wait for a peer. The mean of a
-    shard is added up in rank order, so a run can be repeated bit for bit. The residuals of a rank
-    take the memory of the whole gradient. All ranks must call this alike, before the first
-    backward pass.
+    The mean of a shard is added up in rank order, so a run can be repeated bit for bit. What is not
+    sent is kept as a residual where the compressor needs that. The residuals of a rank take the
+    memory of the whole gradient. All ranks must call this alike, before the first backward pass.
 
-    Raises ``InvalidSetting`` for what cannot be reduced so, and ``RanksDiffer`` if ranks disagree.
+    Args:
+        model: A module that ``fully_shard`` has cut on one mesh of one dimension.
+        algorithm: A compressor or its name. It encodes every shard for the rank that holds it.
+        options: Of these only ``compress_if`` is heeded: parameters that it leaves out travel as
+            they are.
+        failure: Of these only ``timeout`` is heeded.
+
+    Raises:
+        InvalidSetting: The model cannot be reduced so.
+        RanksDiffer: Ranks disagree.
+
     Source: torch's ``FSDPModule.set_custom_reduce_scatter``, in torch 2.13.
     """
     modules = _modules(model)
     codec = _codec(algorithm)
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     group = _group_of(params)
-    who = join(group, timeout)
+    given = Settings(codec, None, None, options or Options(), failure or FailurePolicy())
+    who, timeout = join(group, given.patience), given.patience
     with refusing(who):
+        settings = given.checked(None, who)
+        refuse_pairs(Facts(model, [*params.items()], settings, way=REDUCE_SCATTER))
+        compress_if = settings.options.compress_if
         dense = {name for name, param in params.items() if not compress_if(name, param)}
         found = [(module, _columns(module, params, who.world)) for module in modules]
         held = {one.name for _, columns in found for one in columns}

@@ -36,24 +36,23 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from ...contract import Compressor, Exchange
 from ...errors import invalid
-from ...planning.default_fusion import NamedParam, matrices
-from ..cautions import warn_of_two_momenta
+from ...planning.default_fusion import NamedParam
 from ..failure.integrity import DEFAULT_CHECK_EVERY, Check
 from ..failure.membership import Membership
-from ..grid.dtensors import has_dtensors
 from ..handle import Handle
 from ..setup.attachment import Attachment, grid_of
+from ..setup.options import FailurePolicy, Options, takes_options
+from ..setup.pairs import LOCAL
 from ..setup.refusals import mark_attached, quietened, sole_ddp
 from ..setup.settings import Settings
 from ..setup.strangers import Strangers
@@ -68,6 +67,7 @@ from .outer import DILOCO, MakeOuter, Outer
 from .period import LEAST, ChosenGap
 
 
+@takes_options
 def local_steps(
     model: nn.Module,
     optimizer: Optimizer,
@@ -80,12 +80,8 @@ def local_steps(
     mixing: float | None = None,
     group: Group | DeviceMesh | None = None,
     mesh: DeviceMesh | str | None = None,
-    bucket_cap_mb: float | None = None,
-    num_channels: int | None = None,
-    compress_if: Callable[[str, Tensor], bool] = matrices,
-    timeout: timedelta = timedelta(minutes=5),
-    trace_steps: int = 4,
-    checksums: bool = False,
+    options: Options | None = None,
+    failure: FailurePolicy | None = None,
 ) -> LocalSteps:
     """Lets every rank train ``model`` by itself, and exchanges what all have learnt now and then.
 
@@ -112,9 +108,8 @@ def local_steps(
     rank that is lost, or ``timeout`` late, is named by ``RankFailed``, which ``optimizer.step()``
     raises. Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
     """
-    given = exchange, None, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps
-    settings = Settings(*given, checksums=checksums)
-    grid = grid_of(model := sole_ddp(model), group, None, mesh, settings)
+    settings = Settings(exchange, None, None, options or Options(), failure or FailurePolicy())
+    grid = grid_of(model := sole_ddp(model), group, mesh, settings)
     with ExitStack() as quiet:
         way = _Locally(optimizer, outer, every, fragments, delay, mixing, quiet)
         handle = way.attach(quietened(model, quiet), settings, grid)
@@ -124,6 +119,8 @@ def local_steps(
 
 class _Locally(Attachment):
     """Pseudo-gradients are exchanged, once in so many steps of an optimizer."""
+
+    way = LOCAL
 
     def __init__(
         self,
@@ -141,15 +138,7 @@ class _Locally(Attachment):
         self._asked = every, fragments, delay, mixing
 
     def prepare(self) -> Mapping[str, object]:
-        params, exchange = self.params, self.settings.exchange
-        if not isinstance(exchange, Exchange):
-            remedy = "give the exchange itself, compress_if= and delay="
-            accepted = "a compressor or an exchange, as plans follow the backward pass"
-            given = "a plan" if self.settings.plan else repr(exchange)
-            raise invalid("exchange", given, accepted, remedy)
-        if has_dtensors(params):
-            remedy = "call gw.attach, or train a model that is whole on each rank"
-            raise invalid("model", "one of DTensors", "plain parameters", remedy)
+        params = self.params
         refuse_complex(
             params, "under local_steps", "call gw.attach, or keep real and imaginary parts"
         )
@@ -199,8 +188,9 @@ class _Locally(Attachment):
         """Every so many exchanges, about as many steps apart as under ``attach``."""
         return Check(max(1, DEFAULT_CHECK_EVERY // self._rhythm.every), self._outer.shared)
 
-    def caution(self) -> None:
-        warn_of_two_momenta(self.settings, self._outer.optimizer)
+    @property
+    def optimizer(self) -> Optimizer:
+        return self._outer.optimizer
 
     def hook(self, progress: Progress, undo: ExitStack) -> Handle:
         undo.enter_context(self._quiet.pop_all())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ...compress.none import none
 from ...contract import Exchange
@@ -38,8 +39,9 @@ from ..step.progress import Progress
 from ..step.synchroniser import AnyMessage, Synchroniser
 from ..step.wire import Group
 from .fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
+from .pairs import Facts, caution, refusal_of, refuse_pairs
 from .refusals import refuse_wrong_model
-from .settings import Settings, refuse_pairs, sparse_weights, tables, trained
+from .settings import Settings, sparse_weights, tables, trained
 
 if TYPE_CHECKING:
     from ..elastic.heal import Healing
@@ -61,7 +63,7 @@ class Grid(NamedTuple):
     group: Group | None = None
 
 
-def grid_of(model: nn.Module, group: Any, shards: Any, mesh: Any, settings: Settings) -> Grid:
+def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid:
     """This rank's place, from the groups or the mesh that a user gave."""
     if not hasattr(Store, "clone"):  # since torch 2.8; ranks meet by it
         remedy = "install that: pip install 'torch>=2.8'"
@@ -72,12 +74,14 @@ def grid_of(model: nn.Module, group: Any, shards: Any, mesh: Any, settings: Sett
     ranks: list[int] = []
     if dist.is_initialized():
         ranks = dist.get_process_group_ranks(found or dist.group.WORLD)
-    timeout = settings.patience
+    timeout, shards = settings.patience, getattr(settings.options, "shards", None)
     if mesh is None:
         return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks, found)
+    if shards is not None:
+        raise refusal_of("shards", "mesh").error(shards)
     from ..grid.host_mesh import join_mesh
 
-    return Grid(join_mesh(mesh, found, shards, timeout), ALONE, mesh, ranks, found)
+    return Grid(join_mesh(mesh, found, timeout), ALONE, mesh, ranks, found)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
@@ -95,6 +99,8 @@ def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | Non
 class Attachment(ABC):
     """One attach of a model; a subclass says what of it is exchanged, and when."""
 
+    way = "attach"
+    """The function that a user has called, as `pairs` names it."""
     model: nn.Module
     settings: Settings
     params: list[NamedParam]
@@ -114,9 +120,10 @@ class Attachment(ABC):
     def check(self) -> Check:
         """The comparison of what has the same bits on all ranks whenever a step begins."""
 
+    @property
     @abstractmethod
-    def caution(self) -> None:
-        """Warns of settings that can be carried out, and hardly mean what they say."""
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer that takes the means, if it is known."""
 
     @abstractmethod
     def hook(self, progress: Progress, undo: ExitStack) -> Handle:
@@ -134,17 +141,17 @@ class Attachment(ABC):
         try:
             reshard(model)
             refuse_wrong_model(model)
-            refuse_other_shards(model, grid.ranks, grid.mesh)
             self.model = model
             self.settings = settings = settings.checked(grid.mesh, who)
             self.params = trained(model)
+            refuse_pairs(Facts(model, self.params, settings, shards.world, self.way))
+            refuse_other_shards(model, grid.ranks)
             self.held = [(name, as_reals(shard_of(param))) for name, param in self.params]
-            refuse_pairs(model, self.params, settings, shards.world)
             own = self._fingerprint(shards, self.prepare())
             backend()  # Builds kernels that no run has built yet: now, not inside the first step.
             told = json.dumps(own)
             if newcomer is not None:
-                who = newcomer.ask(own, settings.timeout)
+                who = newcomer.ask(own, settings.failure.timeout)
             messages = self.messages(who)
             refuse_float16(messages, settings.scaler)
             own[NETWORK] = network_of(messages)
@@ -153,17 +160,17 @@ class Attachment(ABC):
             post_refusal(shards, error)
             raise
         try:
-            networks = agree(who, own, settings.timeout) if newcomer is None else None
+            networks = agree(who, own, settings.failure.timeout) if newcomer is None else None
         except Exception as error:
             post_refusal(shards, error)
             raise
-        agree_among_shards(who, shards, messages, settings.channels, settings.timeout)
+        agree_among_shards(who, shards, messages, settings.channels, settings.failure.timeout)
         healing = None
-        if settings.on_failure == "shrink":
+        if settings.failure.on_failure == "shrink":
             from ..elastic.heal import Healing
 
             healing = Healing(
-                self._shared, settings.optimizer, settings.scaler, settings.timeout, told
+                self._shared, settings.optimizer, settings.scaler, settings.failure.timeout, told
             )
         return self._connect(grid._replace(who=who), messages, networks, healing, newcomer)
 
@@ -182,25 +189,26 @@ class Attachment(ABC):
     ) -> Handle:
         """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
         settings, is_ddp = self.settings, isinstance(self.model, DistributedDataParallel)
-        undo, recorder = ExitStack(), Recorder(settings.trace_steps)
+        undo, recorder = ExitStack(), Recorder(settings.options.trace_steps)
         engine_of = partial(
             Engine,
             num_channels=0 if self.is_left_to_ddp(messages) else settings.channels,
-            timeout=settings.timeout,
+            timeout=settings.failure.timeout,
             on_span=recorder.add,
             shards=grid.shards,
             ranks_per_host=settings.ranks_per_host,
-            checksums=settings.checksums,
+            checksums=settings.failure.checksums,
         )
         engine = newcomer.enter(engine_of, healing, messages) if newcomer else engine_of(grid.who)
         undo.callback(engine.close)
         try:
             serves = AFTER_A_CHANGE
             if networks is not None:
-                serves = connect(engine, settings.backend, networks, messages)
+                serves = connect(engine, settings.options.backend, networks, messages)
             if not newcomer and engine.world > 1 and not is_ddp:
                 engine.broadcast(self._shared())
-            self.caution()
+            shards = grid.shards.world
+            caution(Facts(self.model, self.params, settings, shards, self.way, self.optimizer))
             synchroniser = Synchroniser(engine, messages, dict(self.held), self.check())
             progress = Progress(
                 synchroniser, recorder, self.params, settings.scaler, _guard(settings)
@@ -241,7 +249,9 @@ class Attachment(ABC):
         def how(name: str, param: Tensor) -> str:
             if id(param) in sparse:
                 return "sparse"
-            return "compressed" if self.settings.compress_if(name, param) else "uncompressed"
+            return (
+                "compressed" if self.settings.options.compress_if(name, param) else "uncompressed"
+            )
 
         tensors = [(name, param, how(name, param)) for name, param in self.held]
         if not isinstance(model, DistributedDataParallel):
@@ -255,19 +265,20 @@ class Attachment(ABC):
         is_ddp = isinstance(model, DistributedDataParallel)
         shared: dict[str, object] = {
             "exchange": _digest(settings),
-            "bucket_cap_mb": settings.bucket_cap_mb,
+            "bucket_cap_mb": settings.options.bucket_cap_mb,
             "num_channels": settings.channels,
-            "backend": settings.backend,
+            "backend": settings.options.backend,
             "may be left to DDP": not settings.asks_for_messages,
             "model": "DistributedDataParallel" if is_ddp else "nn.Module",
             "shards": place_in(shards, model),
             "ranks per host": settings.ranks_per_host,
             "scaler": None if settings.scaler is None else "given",
-            "guard_every": settings.guard_every,
-            "check_every": settings.check_every,
-            "checksums": settings.checksums,
-            "on_failure": settings.on_failure,
-            "optimizer": settings.on_failure == "shrink" and type(settings.optimizer).__name__,
+            "guard_every": settings.options.guard_every,
+            "check_every": settings.failure.check_every,
+            "checksums": settings.failure.checksums,
+            "on_failure": settings.failure.on_failure,
+            "optimizer": settings.failure.on_failure == "shrink"
+            and type(settings.optimizer).__name__,
             **special,
         }
         if settings.plan is None:
@@ -280,11 +291,11 @@ class Attachment(ABC):
 
 def _guard(settings: Settings) -> Guard | None:
     """The comparisons of means with dense ones, if they are asked for."""
-    if settings.guard_every is None:
+    if settings.options.guard_every is None:
         return None
     from ..failure.guard import Guard
 
-    return Guard(settings.guard_every)
+    return Guard(settings.options.guard_every)
 
 
 def _same_threads(settings: Settings) -> bool:

@@ -1,0 +1,306 @@
+"""Pairs: the one table of features that do not go together, or that hardly anybody means so.
+
+A feature is a function of an attach's facts. Its value is shown to the user, and is falsy where the
+feature is absent. All pairs that are in neither ``REFUSED`` nor ``CAUTIONS`` go together.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ...errors import InvalidSetting, invalid
+from ...exchange.by_name import momentum_of, named_collective
+from ...exchange.error_feedback import Wrapper
+from ...planning.default_fusion import NamedParam, matrices
+from ..failure.integrity import DEFAULT_CHECK_EVERY
+from ..grid.dtensors import has_dtensors
+from .settings import Settings, sparse_weights
+
+_log = logging.getLogger("gradwire")
+LOCAL, REDUCE_SCATTER = "local_steps", "fsdp.reduce_scatter"
+
+
+class Facts(NamedTuple):
+    """What features are found in: an attach's model and settings, and the function called."""
+
+    model: nn.Module
+    params: Sequence[NamedParam]
+    settings: Settings
+    num_shards: int = 1
+    way: str = "attach"
+    optimizer: Optimizer | None = None
+    """The optimizer that takes the means."""
+
+
+def _rows(facts: Facts) -> list[str]:
+    """Names of the parameters with row-sparse gradients; local steps send those whole."""
+    sparse = set() if facts.way == LOCAL else sparse_weights(facts.model)
+    return [name for name, param in facts.params if id(param) in sparse]
+
+
+def _rows_asked(facts: Facts) -> str:
+    params, asks = dict(facts.params), facts.settings.options.compress_if
+    return next((name for name in _rows(facts) if asks(name, params[name])), "")
+
+
+def _half(facts: Facts) -> bool:
+    is_half = any(param.dtype == torch.float16 for _, param in facts.params)
+    return facts.settings.scaler is not None and is_half
+
+
+def _no_gradients(facts: Facts) -> Any:
+    exchange = inner = facts.settings.exchange
+    while isinstance(inner, Wrapper) and inner.of_gradients:
+        inner = inner.inner
+    return exchange if isinstance(inner, Wrapper) else None
+
+
+def _twice(facts: Facts) -> str:
+    groups = facts.optimizer.param_groups if facts.optimizer is not None else []
+    has_momentum = any(one.get("momentum") or one.get("betas", (0,))[0] for one in groups)
+    return type(facts.optimizer).__name__ if has_momentum else ""
+
+
+def _without_rows(facts: Facts) -> Any:
+    named = named_collective(facts.settings.exchange)
+    return None if named is None or named.carries_rows else repr(named)
+
+
+def _overlaps(facts: Facts) -> bool:
+    return facts.settings.overlaps and facts.settings.optimizer is not None
+
+
+def _no_optimizer(facts: Facts) -> bool:
+    is_whole = not isinstance(facts.model, DistributedDataParallel)
+    return is_whole and facts.settings.optimizer is None and not has_dtensors(facts.params)
+
+
+def _set(field: str, default: Any = None) -> Callable[[Facts], Any]:
+    """A field of the options or of the failure policy, where it is not the default."""
+
+    def find(facts: Facts) -> Any:
+        options, failure = facts.settings.options, facts.settings.failure
+        value = getattr(options if hasattr(options, field) else failure, field)
+        return False if value == default else value or repr(value)
+
+    return find
+
+
+FEATURES: dict[str, Callable[[Facts], Any]] = {
+    "a plan": lambda facts: facts.settings.plan and "a plan",
+    "a plan with overlap": _overlaps,
+    "auto": lambda facts: facts.settings.pilot,
+    "momentum correction": _no_gradients,
+    LOCAL: lambda facts: facts.way == LOCAL,
+    REDUCE_SCATTER: lambda facts: facts.way == REDUCE_SCATTER,
+    "DDP": lambda facts: isinstance(facts.model, DistributedDataParallel),
+    "DTensors (fully_shard)": lambda facts: has_dtensors(facts.params),
+    "mesh": lambda facts: facts.settings.ranks_per_host > 1,
+    "shards": lambda facts: facts.num_shards > 1 and facts.num_shards,
+    "sparse rows": lambda facts: next(iter(_rows(facts)), ""),
+    "scaler, float16 parameters": _half,
+    "bucket_cap_mb": _set("bucket_cap_mb"),
+    "num_channels": _set("num_channels"),
+    "compress_if": _set("compress_if", matrices),
+    "guard_every": _set("guard_every"),
+    "trace_steps": _set("trace_steps", 4),
+    "backend": _set("backend", "auto"),
+    "on_failure": _set("on_failure", "end"),
+    "rejoin": _set("rejoin"),
+    "check_every": _set("check_every", DEFAULT_CHECK_EVERY),
+    "checksums": _set("checksums", False),
+    # What only cautions ask for.
+    "an overlapping plan": lambda facts: facts.settings.overlaps,
+    "no optimizer": _no_optimizer,
+    "momentum in the exchange": lambda facts: momentum_of(facts.settings.exchange),
+    "momentum in the optimizer": _twice,
+    "a collective without rows": _without_rows,
+    "sparse rows that take it": _rows_asked,
+}
+
+
+class Refusal(NamedTuple):
+    """Two features that do not go together, and the parts of the sentence that a user reads.
+
+    ``what``, ``given`` and ``accepted`` may have {0} and {1}, the values of the two. ``given`` is
+    the first one's value where it is empty.
+    """
+
+    first: str
+    second: str
+    what: str
+    accepted: str
+    remedy: str
+    given: str = ""
+
+    def error(self, first: Any, second: Any = None) -> InvalidSetting:
+        """The error that is raised for these values."""
+        what, accepted = (text.format(first, second) for text in (self.what, self.accepted))
+        return invalid(what, self.given.format(first, second) or first, accepted, self.remedy)
+
+
+class Caution(NamedTuple):
+    """Two features that go together, of which a warning says what becomes."""
+
+    first: str
+    second: str
+    text: str
+
+
+_OUT = "leave it out"
+_INSTEAD = "attach an exchange, or a plan, instead"
+_IN_FULL = "keep parameters in float32 and compute in autocast, or attach 'none' or 'cast16'"
+_GO_ON = "leave on_failure out, and go on from a checkpoint"
+_NO_PLAN = "give the exchange itself, compress_if= and delay="
+_EXCHANGE = "a compressor or an exchange, as plans follow the backward pass"
+_GATHERED = "call gw.attach, or train a model that is whole on each rank"
+_GRADIENTS = "an exchange of gradients: means of momentum cannot be compared with theirs"
+_HOSTS_SHARDS = "None beside mesh=: a layer's shards and hosts of several ranks do not go together"
+_ENDS = {
+    "DDP": "a DDP model, whose own connections break",
+    "mesh": "hosts of several ranks, which hold shares",
+    "DTensors (fully_shard)": "sharded layers (FSDP), of which a lost rank holds a part",
+    "shards": "shards=, of which a lost rank holds some",
+    "auto": "'auto', whose plan is of all ranks",
+    "a plan with overlap": "a plan that overlaps the next forward pass: its updates cannot be "
+    "undone",
+}
+_BY_PLAN = ("bucket_cap_mb", "num_channels", "compress_if")
+_GIVE_ATTACH = ("shards", "guard_every", "backend", "on_failure", "rejoin", "check_every")
+_OF_MESSAGES = ("bucket_cap_mb", "num_channels", "trace_steps", "checksums")
+_UNHEEDED = {LOCAL: _GIVE_ATTACH, REDUCE_SCATTER: (*_GIVE_ATTACH, *_OF_MESSAGES)}
+
+REFUSED: tuple[Refusal, ...] = (
+    Refusal("shards", "mesh", "shards", _HOSTS_SHARDS, "leave one of them out"),
+    Refusal(
+        "mesh",
+        "DTensors (fully_shard)",
+        "mesh",
+        "None beside parameters that are DTensors",
+        "write group=mesh['replicate'] instead",
+    ),
+    *(
+        Refusal(name, plan, name, "None beside a plan, which decides it", _OUT)
+        for name in _BY_PLAN
+        for plan in ("a plan", "auto")
+    ),
+    Refusal("shards", "auto", "shards", "None beside {1}", _INSTEAD),
+    Refusal(
+        "DTensors (fully_shard)",
+        "auto",
+        "model",
+        "plain parameters beside {1}",
+        _INSTEAD,
+        "one of DTensors",
+    ),
+    Refusal(
+        "sparse rows",
+        "auto",
+        "the embedding of {0}",
+        "sparse=False beside {1}",
+        _INSTEAD,
+        "sparse=True",
+    ),
+    Refusal(
+        "scaler, float16 parameters",
+        "auto",
+        "scaler",
+        "None beside {1}",
+        _IN_FULL,
+        "one beside parameters in float16",
+    ),
+    *(
+        Refusal("on_failure", other, "on_failure", f"'end' beside {why}", _GO_ON)
+        for other, why in _ENDS.items()
+    ),
+    Refusal(
+        "momentum correction",
+        "guard_every",
+        "exchange beside guard_every",
+        _GRADIENTS,
+        "leave guard_every out",
+    ),
+    Refusal("a plan", LOCAL, "exchange", _EXCHANGE, _NO_PLAN),
+    Refusal("auto", LOCAL, "exchange", _EXCHANGE, _NO_PLAN),
+    Refusal(
+        "DTensors (fully_shard)", LOCAL, "model", "plain parameters", _GATHERED, "one of DTensors"
+    ),
+    *(
+        Refusal(name, way, name, f"left out under {way}, which has no use of it", _OUT)
+        for way, names in _UNHEEDED.items()
+        for name in names
+    ),
+)
+"""Every pair that is refused; where several are, the first of them is raised."""
+
+_NOT_OVERLAPPED = "the plan overlaps the next forward pass, and this run does not: "
+CAUTIONS: tuple[Caution, ...] = (
+    Caution(
+        "an overlapping plan",
+        "DDP",
+        f"{_NOT_OVERLAPPED}DDP's backward() waits for all gradients; attach the plain module to "
+        "overlap it",
+    ),
+    Caution(
+        "an overlapping plan",
+        "DTensors (fully_shard)",
+        f"{_NOT_OVERLAPPED}parameters are DTensors, whose forward pass torch itself arranges",
+    ),
+    Caution(
+        "an overlapping plan",
+        "no optimizer",
+        f"{_NOT_OVERLAPPED}attach got no optimizer=, whose step it would have to cut",
+    ),
+    Caution(
+        "momentum in the exchange",
+        "momentum in the optimizer",
+        "momentum counts twice: the exchange corrects for a momentum of {0}, and {1} has its own; "
+        "use torch.optim.SGD(params, lr=...) without momentum",
+    ),
+    Caution(
+        "momentum in the exchange",
+        "sparse rows",
+        "row-sparse gradients get no momentum from the exchange ({1}, ...); make the embedding "
+        "with sparse=False, or give its weights an optimizer with momentum",
+    ),
+    Caution(
+        "a collective without rows",
+        "sparse rows that take it",
+        "row-sparse gradients ({1}, ...) cannot take {0}, and are gathered, or sent to the ranks "
+        "that serve them, whichever takes less time in a step; make the embedding with "
+        "sparse=False to have its gradient take it, or name allgather_sparse, zen, sparse_ps or "
+        "sparse_ps_broadcast",
+    ),
+)
+"""Every pair that works, and is warned of."""
+
+
+def found(pairs: Sequence[Any], facts: Facts) -> list[tuple[Any, Any, Any]]:
+    """Those of the table's ``pairs`` whose features are both there, with the features' values."""
+    values = {name: find(facts) for name, find in FEATURES.items()}
+    both = [(one, values[one.first], values[one.second]) for one in pairs]
+    return [one for one in both if one[1] and one[2]]
+
+
+def refuse_pairs(facts: Facts) -> None:
+    """Raises ``InvalidSetting`` for two features that do not go together."""
+    for refusal, first, second in found(REFUSED, facts):
+        raise refusal.error(first, second)
+
+
+def caution(facts: Facts) -> None:
+    """Warns of features that go together, and hardly mean what they say."""
+    for one, first, second in found(CAUTIONS, facts):
+        _log.warning("%s", one.text.format(first, second))
+
+
+def refusal_of(first: str, second: str) -> Refusal:
+    """The refusal of a pair, for checks that are made where an attach has no facts yet."""
+    return next(one for one in REFUSED if (one.first, one.second) == (first, second))
