@@ -30,8 +30,8 @@ _KEY = "gradwire"
 class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
     """Lightning's DDP strategy, whose gradients take an exchange.
 
-    ``scaler``, ``mesh``, ``options`` and ``failure`` are those of ``gw.attach``; others are those of
-    Lightning's ``DDPStrategy``. ``attachment`` has the handle once training has begun.
+    ``scaler``, ``mesh``, ``options`` and ``failure`` are those of ``gw.attach``, and others those
+    of Lightning's ``DDPStrategy``. ``attachment`` has the handle once training has begun.
     """
 
     def __init__(
