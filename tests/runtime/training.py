@@ -50,7 +50,7 @@ def _exchanges() -> list[Exchange]:
     ]
 
 
-def flat(**settings: Any) -> dict[str, Any]:
+def keywords(**settings: Any) -> dict[str, Any]:
     """Keywords of attach: fields of its two objects go into these, as tests vary single ones."""
     kept = dict(settings)
     for keyword, kind in (("options", gw.Options), ("failure", gw.FailurePolicy)):
