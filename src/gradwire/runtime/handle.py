@@ -160,7 +160,7 @@ class Handle(Joinable):
           `figures`. ``bytes_a_parameter`` is their sum for each parameter.
         - ``overlapped_steps`` counts steps that the next forward pass did not wait for.
         - ``fallbacks`` counts, by reason, steps of an overlapping plan that it did wait for.
-        - ``guard`` is the last comparison with dense means (``gw.Options(guard_every=)``), None before:
+        - ``guard`` is the last comparison with dense means (``guard_every``), None before:
           ``error`` is the norm of the difference over that of the dense mean, of some elements of a
           few messages in step ``step``; ``worst`` is the message of the largest, ``worst_error``.
         - ``adapted`` says which settings ``gw.adapt`` has chosen for each layer, in words.
