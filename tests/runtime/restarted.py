@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     net, path = Net(), folder / "checkpoint.pt"
     optimizer = momentum(net.parameters())
-    handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, TOPK, options=gw.Options(bucket_cap_mb=SMALL_MB))
     if path.exists():
         found = torch.load(path, weights_only=True)
         net.load_state_dict(found["model"])
@@ -51,7 +51,7 @@ def main(folder: Path) -> None:
                 os._exit(3)
     handle.detach()
     whole = Net()
-    gw.attach(whole, TOPK, bucket_cap_mb=SMALL_MB)
+    gw.attach(whole, TOPK, options=gw.Options(bucket_cap_mb=SMALL_MB))
     train(whole, momentum(whole.parameters()), rank, range(NUM_STEPS))
     same = digest(net) == digest(whole)
     (folder / f"rank-{rank}").write_text(f"start {start} began at {began}, same bits: {same}")

@@ -41,7 +41,9 @@ class Observed:
 def observed(rank: int, world: int, exchange: gw.Exchange, wrapped: bool = False) -> Observed:
     net = Net()
     model = ddp(net) if wrapped else net
-    handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB, trace_steps=KEPT_STEPS)
+    handle = gw.attach(
+        model, exchange, options=gw.Options(bucket_cap_mb=SMALL_MB, trace_steps=KEPT_STEPS)
+    )
     train(model, torch.optim.SGD(net.parameters(), lr=0.1), rank, range(NUM_STEPS))
     found = Observed(handle, net)
     handle.detach()

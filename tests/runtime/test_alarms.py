@@ -87,7 +87,7 @@ def test_every_error_can_be_told() -> None:
 def attached(rank: int) -> tuple[Handle, Any]:
     """A handle after two steps, and what trains it further."""
     model = Net()
-    handle = gw.attach(model, "topk", bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, "topk", options=gw.Options(bucket_cap_mb=SMALL_MB))
     optimizer = momentum(model.parameters())
     train(model, optimizer, rank, range(2))
     return handle, lambda: train(model, optimizer, rank, range(2, 5))

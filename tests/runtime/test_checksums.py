@@ -29,7 +29,12 @@ EXCHANGES = {"send": RING, "all-gather": TOPK, "all-to-all": PUSHED}
 
 def trained(rank: int, world: int, exchange: Exchange, checksums: bool) -> tuple[str, float]:
     net = Net()
-    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, checksums=checksums)
+    handle = gw.attach(
+        net,
+        exchange,
+        options=gw.Options(bucket_cap_mb=SMALL_MB),
+        failure=gw.FailurePolicy(checksums=checksums),
+    )
     train(net, momentum(net.parameters()), rank, range(2))
     wire_bytes = handle.stats()["wire_bytes_per_step"]
     handle.detach()
@@ -39,7 +44,7 @@ def trained(rank: int, world: int, exchange: Exchange, checksums: bool) -> tuple
 def learnt(rank: int, world: int) -> tuple[str, float]:
     net = Net()
     optimizer = momentum(net.parameters())
-    handle = gw.local_steps(net, optimizer, TOPK, every=1, checksums=True)
+    handle = gw.local_steps(net, optimizer, TOPK, every=1, failure=gw.FailurePolicy(checksums=True))
     train(net, optimizer, rank, range(2))
     handle.detach()
     return digest(net), handle.stats()["wire_bytes_per_step"]
@@ -60,7 +65,9 @@ def struck(rank: int, world: int, name: str) -> Any:
     """Rank 1's payload of step 1 is damaged on its way to another process."""
     net = Net()
     limit = timedelta(seconds=10)
-    handle = gw.attach(net, EXCHANGES[name], checksums=True, timeout=limit)
+    handle = gw.attach(
+        net, EXCHANGES[name], failure=gw.FailurePolicy(checksums=True, timeout=limit)
+    )
     first, step = handle.synchroniser.messages[0], -1
     original: Any = first.text
 
@@ -109,4 +116,4 @@ def test_flips_behind_checksums_are_refused_on_all_ranks() -> None:
 
 def test_other_words_than_true_and_false_are_refused() -> None:
     with pytest.raises(InvalidSetting, match="checksums"):
-        gw.attach(torch.nn.Linear(2, 2), "none", checksums="yes")  # type: ignore[arg-type]
+        gw.attach(torch.nn.Linear(2, 2), "none", failure=gw.FailurePolicy(checksums="yes"))  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from tests.runtime import plans
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import through_a_file
-from tests.runtime.training import DENSE, Net, ddp, digest, loss_of, momentum, train
+from tests.runtime.training import DENSE, Net, ddp, digest, keywords, loss_of, momentum, train
 
 pytestmark = pytest.mark.multi
 ONEBIT = ExchangeSetting(
@@ -86,7 +86,7 @@ def put(net: nn.Module, where: str, chosen: Any, **settings: Any) -> tuple[nn.Mo
     model = ddp(net) if "ddp" in where and isinstance(net, Net) else net
     if "hosts" in where:
         settings["mesh"] = mesh()
-    return model, gw.attach(model, chosen, **settings)
+    return model, gw.attach(model, chosen, **keywords(**settings))
 
 
 def with_and_without(rank: int, world: int, where: str) -> list[tuple[str, Any]]:
@@ -299,8 +299,8 @@ def refusals(rank: int, world: int) -> list[str]:
     rows = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Linear(4, 2))
     cases: list[Callable[[], Any]] = [
         lambda: gw.attach(rows, "auto"),
-        lambda: gw.attach(Net(), "auto", bucket_cap_mb=1.0),
-        lambda: gw.attach(Net(), "auto", compress_if=lambda name, param: True),
+        lambda: gw.attach(Net(), "auto", options=gw.Options(bucket_cap_mb=1.0)),
+        lambda: gw.attach(Net(), "auto", options=gw.Options(compress_if=lambda name, param: True)),
         lambda: gw.pilot.auto(fidelity="best"),
         lambda: gw.pilot.auto(review_steps=0),
     ]

@@ -18,7 +18,7 @@ from tests.runtime import plans
 from tests.runtime.late_means import LateMeans, Rig
 from tests.runtime.late_means import same as same_values
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, Net, ddp, digest, momentum, train
+from tests.runtime.training import DENSE, Net, ddp, digest, keywords, momentum, train
 
 
 def saved(model: nn.Module) -> nn.Module:
@@ -72,7 +72,7 @@ def test_copies_are_not_attached(
     net = Net()
     given = settings(net)
     optimizer = given.get("optimizer") or momentum(net.parameters())
-    handle = gw.attach(net, **given)
+    handle = gw.attach(net, **keywords(**given))
     train(net, optimizer, 0, range(2))
     twin = made(net)
     handle.synchronize()

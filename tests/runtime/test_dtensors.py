@@ -34,6 +34,7 @@ from tests.runtime.training import (
     TOPK,
     Net,
     digest,
+    keywords,
     loss_of,
     momentum,
     train,
@@ -81,7 +82,7 @@ def attached(
     mesh = grid()
     net = way(mesh["shard"], Net())
     return net, gw.attach(
-        net, exchange, group=mesh["replicate"], bucket_cap_mb=SMALL_MB, **settings
+        net, exchange, group=mesh["replicate"], **keywords(bucket_cap_mb=SMALL_MB, **settings)
     )
 
 
@@ -101,7 +102,9 @@ def native_and_none(rank: int, world: int, name: str) -> tuple[list[str], list[s
         mesh, way = grid(), WAYS[name]
         net = way(mesh["shard"] if own else mesh, Net())
         if own:
-            handle = gw.attach(net, DENSE, group=mesh["replicate"], bucket_cap_mb=SMALL_MB)
+            handle = gw.attach(
+                net, DENSE, group=mesh["replicate"], options=gw.Options(bucket_cap_mb=SMALL_MB)
+            )
         train(net, momentum(net.parameters()), rank, range(3))
         found.append([digest(held(net))])
         net.zero_grad()
@@ -273,7 +276,9 @@ def tensor_parallel(rank: int, world: int, is_sharded: bool) -> tuple[str, str, 
         if is_sharded:
             net = without_root(mesh["shard"], net)
         if own:
-            handle = gw.attach(net, DENSE, group=mesh["dp"], bucket_cap_mb=SMALL_MB)
+            handle = gw.attach(
+                net, DENSE, group=mesh["dp"], options=gw.Options(bucket_cap_mb=SMALL_MB)
+            )
             shard = handle.state_dict()["shard"]
         optimizer = momentum(net.parameters())
         torch.manual_seed(rank // 2)  # ranks of one group see the same data
@@ -320,7 +325,7 @@ def wrong(rank: int, world: int) -> list[str]:
 
     def refused(model: nn.Module, exchange: Any = DENSE, **settings: Any) -> None:
         with pytest.raises(InvalidSetting) as raised:
-            gw.attach(model, exchange, **settings)
+            gw.attach(model, exchange, **keywords(**settings))
         told.append(str(raised.value))
 
     replicate = mesh["replicate"]
@@ -345,7 +350,9 @@ def with_and_without_shards(rank: int, world: int) -> tuple[str, str, str]:
     """Shards that agree on a threshold; then ranks of different shards, which do not average."""
     mesh, exchange = grid(), sharded_dgc(density=0.1, sample_share=0.5)
     net = by_blocks(mesh["shard"], Net())
-    handle = gw.attach(net, exchange, group=mesh["replicate"], shards=mesh["shard"])
+    handle = gw.attach(
+        net, exchange, group=mesh["replicate"], options=gw.Options(shards=mesh["shard"])
+    )
     train(net, momentum(net.parameters()), rank, range(2))
     found, bits = handle.state_dict()["shard"], digest(held(net))
     handle.detach()

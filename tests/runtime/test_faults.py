@@ -89,7 +89,12 @@ def suffer(rank: int, world: int, wrapped: bool, accident: Accident) -> Report |
     model = ddp(net, broadcast_buffers=False) if wrapped else net
     limit = timedelta(seconds=accident.timeout_s)
     dist.barrier()
-    gw.attach(model, exchange_of(accident.codec), bucket_cap_mb=SMALL_MB, timeout=limit)
+    gw.attach(
+        model,
+        exchange_of(accident.codec),
+        options=gw.Options(bucket_cap_mb=SMALL_MB),
+        failure=gw.FailurePolicy(timeout=limit),
+    )
     optimizer = momentum(model.parameters())
     train(model, optimizer, rank, range(STEP))
     if rank == accident.victim and accident.how != "killed between steps":
@@ -228,7 +233,7 @@ def attach_all(rank: int, world: int, accident: AttachAccident) -> tuple[str, An
         else:
             setattr(engine, accident.part, struck_by(accident.how))
     try:
-        gw.attach(Net(), DENSE, timeout=TIMEOUT)
+        gw.attach(Net(), DENSE, failure=gw.FailurePolicy(timeout=TIMEOUT))
     except Exception as error:
         return type(error).__name__, getattr(error, "ranks", None), str(error)
     return None

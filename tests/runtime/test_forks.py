@@ -21,7 +21,7 @@ import gradwire as gw
 from gradwire.errors import GradwireError
 from gradwire.runtime.step.task_graph import Task
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import TOPK, Net, ddp, digest, gradients, loss_of
+from tests.runtime.training import TOPK, Net, ddp, digest, gradients, keywords, loss_of
 
 pytestmark = pytest.mark.multi
 KINDS = ["module", "ddp"]
@@ -31,7 +31,7 @@ def put(kind: str, **settings: Any) -> tuple[Net, nn.Module, Any]:
     """A model, the module to call, and its handle."""
     net = Net()
     model = ddp(net) if kind == "ddp" else net
-    return net, model, gw.attach(model, TOPK, **settings)
+    return net, model, gw.attach(model, TOPK, **keywords(**settings))
 
 
 def during_backward(net: Net, work: Callable[[], object]) -> None:

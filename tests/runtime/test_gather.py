@@ -22,7 +22,7 @@ pytestmark = pytest.mark.multi
 
 def attached() -> tuple[Net, Handle]:
     net = Net()
-    return net, gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+    return net, gw.attach(net, TOPK, options=gw.Options(bucket_cap_mb=SMALL_MB))
 
 
 def trained(rank: int) -> tuple[Net, Handle, Any]:

@@ -74,7 +74,7 @@ def test_readings_are_added_up_and_what_is_not_finite_is_left_out() -> None:
 
 def guarded(rank: int, world: int, every: int | None) -> tuple[str, Any]:
     net = Net()
-    handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB, guard_every=every)
+    handle = gw.attach(net, TOPK, options=gw.Options(bucket_cap_mb=SMALL_MB, guard_every=every))
     train(net, momentum(net.parameters()), rank, range(5))
     return digest(net), handle.stats()["guard"]
 
@@ -102,9 +102,9 @@ def test_rank_0_logs_it(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("wrap", [gw.with_momentum_correction, gw.with_decoupled_momentum])
 def test_means_of_momentum_are_refused(wrap: Any) -> None:
     with pytest.raises(InvalidSetting, match="guard_every"):
-        gw.attach(Net(), wrap(gw.compress.topk()), guard_every=10)
+        gw.attach(Net(), wrap(gw.compress.topk()), options=gw.Options(guard_every=10))
     with pytest.raises(InvalidSetting, match="guard_every"):
-        gw.attach(Net(), TOPK, guard_every=0)
+        gw.attach(Net(), TOPK, options=gw.Options(guard_every=0))
 
 
 def stepped_back(rank: int, world: int) -> tuple[str, dict[str, Any]]:

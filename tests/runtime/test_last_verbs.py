@@ -66,7 +66,7 @@ def test_where_nothing_can_be_written_it_is_logged(
 
 def fail(rank: int, world: int) -> list[dict[str, Any]]:
     model = Net()
-    handle = gw.attach(model, "none", bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, "none", options=gw.Options(bucket_cap_mb=SMALL_MB))
     optimizer = momentum(model.parameters())
     train(model, optimizer, rank, range(STEP))
     engine = handle.synchroniser.engine

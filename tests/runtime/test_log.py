@@ -42,7 +42,7 @@ class Run:
 
 def logged(rank: int, world: int) -> tuple[list[Row], dict[str, Any], float]:
     net, rows = Net(), []
-    handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, TOPK, options=gw.Options(bucket_cap_mb=SMALL_MB))
     handle.log_to(lambda step, row: rows.append((step, row)), every=3)
     train(net, adamw(net.parameters()), rank, range(6))
     found = handle.stats()

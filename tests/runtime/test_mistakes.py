@@ -21,7 +21,7 @@ from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.runtime.setup.settings import resolve
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, Net, ddp, momentum, train
+from tests.runtime.training import DENSE, Net, ddp, keywords, momentum, train
 
 
 def linear() -> nn.Module:
@@ -100,11 +100,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("2 parameters hold gradients", "of an earlier backward pass", "zero_grad"),
     ),
     "bucket of nothing": (
-        lambda: gw.attach(linear(), "topk", bucket_cap_mb=0),
+        lambda: gw.attach(linear(), "topk", options=gw.Options(bucket_cap_mb=0)),
         ("bucket_cap_mb", "got 0", "a positive number", "; "),
     ),
     "no channel": (
-        lambda: gw.attach(linear(), "topk", num_channels=0),
+        lambda: gw.attach(linear(), "topk", options=gw.Options(num_channels=0)),
         ("num_channels", "got 0", "at least 1", "4"),
     ),
 }
@@ -198,10 +198,10 @@ def outside_the_group(rank: int, world: int) -> list[str]:
     told = []
     for given in ({"group": group}, {"group": mesh}, {"shards": group}):
         if rank == 1:
-            gw.attach(Net(), DENSE, **{"group": group, **given}).detach()
+            gw.attach(Net(), DENSE, **keywords(**{"group": group, **given})).detach()
             continue
         with pytest.raises(ValueError) as raised:  # noqa: PT011
-            gw.attach(Net(), DENSE, **given)
+            gw.attach(Net(), DENSE, **keywords(**given))
         told.append(str(raised.value))
     return told
 
@@ -224,7 +224,7 @@ def widths(*sizes: int) -> nn.Sequential:
 
 
 def attach_with(model: nn.Module, exchange: Any = DENSE, **settings: Any) -> Any:
-    return gw.attach(model, exchange, **settings)
+    return gw.attach(model, exchange, **keywords(**settings))
 
 
 def with_buffer(size: int) -> nn.Module:
@@ -320,7 +320,7 @@ def test_ranks_that_differ(name: str, two: Ranks) -> None:
 
 def one_refuses(rank: int, world: int) -> tuple[str, str]:
     with pytest.raises(ValueError) as raised:  # noqa: PT011
-        gw.attach(linear(), DENSE, num_channels=4 if rank else 0)
+        gw.attach(linear(), DENSE, options=gw.Options(num_channels=4 if rank else 0))
     handle = gw.attach(linear(), DENSE)  # all ranks are still in step with each other
     handle.detach()
     return type(raised.value).__name__, str(raised.value)
@@ -357,7 +357,7 @@ def test_a_part_of_an_attached_model_is_attached_already() -> None:
 )
 def test_a_setting_of_the_wrong_kind_is_refused_by_name(setting: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{setting} must be .*got .*; "):
-        gw.attach(linear(), DENSE, **{setting: value})
+        gw.attach(linear(), DENSE, **keywords(**{setting: value}))
 
 
 def dropped() -> weakref.ref[nn.Module]:

@@ -25,6 +25,7 @@ from gradwire.runtime.device.streams import Offload, SideStream
 from tests.runtime import late
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_devices import SHAPES, backward, layers, same
+from tests.runtime.training import keywords
 
 pytestmark = pytest.mark.multi
 
@@ -84,7 +85,7 @@ def run(
     noted.reset(seed)
     noted.needs_pinned = True
     model = layers(device)
-    handle = gw.attach(model, plan, **how)
+    handle = gw.attach(model, plan, **keywords(**how))
     if state is not None:
         handle.load_state_dict(state)
     means: list[Tensor] = []

@@ -22,7 +22,7 @@ every_one = pytest.mark.parametrize("chosen", CHOSEN, ids=lambda made: type(made
 def many_messages(rank: int, world: int, chosen: gw.Exchange, wrapped: bool) -> tuple[Any, ...]:
     net = Net()
     model = ddp(net, broadcast_buffers=False) if wrapped else net
-    handle = gw.attach(model, chosen, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, chosen, options=gw.Options(bucket_cap_mb=SMALL_MB))
     losses = train(model, swift(model.parameters()), rank, range(20))
     arrived = [message.member.selection for message in handle._progress.messages]
     return digest(net.parameters()), losses, arrived
@@ -46,7 +46,9 @@ def test_several_messages_train_the_same_model_everywhere(
 def against_the_local_driver(rank: int, world: int, chosen: gw.Exchange) -> None:
     """The means of one message over steps are what one process computes."""
     net, others = Net(), [Net() for _ in range(world)]
-    gw.attach(net, chosen, bucket_cap_mb=1, compress_if=lambda name, param: True)
+    gw.attach(
+        net, chosen, options=gw.Options(bucket_cap_mb=1, compress_if=lambda name, param: True)
+    )
     exchange = gw.exchange_for(chosen)
     # One message takes parameters in the order in which backward gives them.
     shapes = tuple(tuple(p.shape) for p in reversed(list(net.parameters())))

@@ -36,13 +36,13 @@ def by_ddp(model: nn.Module, **settings: Any) -> Wrapped:
 
 
 def by_attach(model: nn.Module, **settings: Any) -> Wrapped:
-    handle = gw.attach(model, DENSE, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, DENSE, options=gw.Options(bucket_cap_mb=SMALL_MB))
     return model, handle.no_sync
 
 
 def by_both(model: nn.Module, **settings: Any) -> Wrapped:
     wrapped = ddp(model, **settings)
-    return wrapped, gw.attach(wrapped, DENSE, bucket_cap_mb=SMALL_MB).no_sync
+    return wrapped, gw.attach(wrapped, DENSE, options=gw.Options(bucket_cap_mb=SMALL_MB)).no_sync
 
 
 def left_to_ddp(model: nn.Module, **settings: Any) -> Wrapped:

@@ -17,7 +17,7 @@ from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from tests.runtime import plans
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, Net, ddp, digest, everything, train
+from tests.runtime.training import DENSE, Net, ddp, digest, everything, keywords, train
 
 pytestmark = pytest.mark.multi
 
@@ -50,7 +50,7 @@ def trained_by(
     model = ddp(net) if wrapped else net
     optimizer = OPTIMIZERS[made](net)
     settings = {} if compress_if is None else {"compress_if": compress_if}
-    handle = gw.attach(model, chosen, optimizer=optimizer, **settings)
+    handle = gw.attach(model, chosen, optimizer=optimizer, **keywords(**settings))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
     for step in range(NUM_STEPS):
         train(model, optimizer, rank, [step])
@@ -166,7 +166,7 @@ def test_state_of_cut_parameters_is_saved_by_name(two: Ranks, plan: Plan) -> Non
 
 def refused(plan: Plan, model: nn.Module, **settings: Any) -> str:
     with pytest.raises(InvalidSetting) as caught:
-        gw.attach(model, plan, **settings)
+        gw.attach(model, plan, **keywords(**settings))
     return str(caught.value)
 
 

@@ -19,13 +19,13 @@ from gradwire.runtime.step.engine import figures_of_all
 from tests.runtime.models import Branches, Words
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_copies import hooks
-from tests.runtime.training import DENSE, ONEBIT, Net, adamw, ddp, digest, loss_of, train
+from tests.runtime.training import DENSE, ONEBIT, Net, adamw, ddp, digest, keywords, loss_of, train
 
 pytestmark = pytest.mark.multi
 
 
 def averaged_by(model: nn.Module, *given: Any, **settings: Any) -> str:
-    handle = gw.attach(model, *given, **settings)
+    handle = gw.attach(model, *given, **keywords(**settings))
     found: str = handle.stats()["averaged_by"]
     handle.detach()
     return found
@@ -197,7 +197,7 @@ def test_a_hook_of_the_users_own_is_refused(two: Ranks) -> None:
 def disagreeing(rank: int, world: int) -> str:
     settings: dict[str, Any] = {"num_channels": 4} if rank else {}
     with pytest.raises(gw.RanksDiffer) as caught:
-        gw.attach(ddp(Net()), DENSE, **settings)
+        gw.attach(ddp(Net()), DENSE, **keywords(**settings))
     return str(caught.value)
 
 

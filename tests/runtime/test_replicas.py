@@ -30,7 +30,7 @@ def replica(
 ) -> tuple[str, int, float, float]:
     net = Net(seed=0 if wrapped else rank)
     model = ddp(net) if wrapped else net
-    handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, exchange, options=gw.Options(bucket_cap_mb=SMALL_MB))
     losses = train(model, OPTIMIZERS[optimizer](model.parameters()), rank, range(NUM_STEPS))
     messages = len(handle.synchroniser.messages)
     handle.detach()

@@ -30,7 +30,7 @@ def started_again(rank: int, world: int) -> str:
         patch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
         patch.setattr(membership, "_JOINED", type(membership._JOINED)())
         patch.setattr(membership, "_ROLLS", {})
-        handle = gw.attach(Net(), TOPK, bucket_cap_mb=SMALL_MB)
+        handle = gw.attach(Net(), TOPK, options=gw.Options(bucket_cap_mb=SMALL_MB))
         if rank == 1:
             handle._engine.give_up("a test gave up")
         with pytest.raises(RankFailed, match="a test gave up"):
@@ -41,7 +41,7 @@ def started_again(rank: int, world: int) -> str:
         # Agents of several hosts do not count alike.
         patch.setenv("TORCHELASTIC_RESTART_COUNT", str(rank))
         net = Net(rank)
-        handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+        handle = gw.attach(net, TOPK, options=gw.Options(bucket_cap_mb=SMALL_MB))
         train(net, adamw(net.parameters()), rank, range(3))
         handle.detach()
         return digest(net)

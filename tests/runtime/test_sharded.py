@@ -41,7 +41,7 @@ def made(grid: tuple[int, int], exchange: Exchange) -> tuple[nn.Module, Handle, 
         mesh = device_mesh(grid, ("replicate", "shard"))
         fully_shard(net, mesh=mesh["shard"])
         group = mesh["replicate"]
-    handle = gw.attach(net, exchange, group=group, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, exchange, group=group, options=gw.Options(bucket_cap_mb=SMALL_MB))
     return net, handle, torch.optim.SGD(net.parameters(), lr=0.05)
 
 

@@ -69,7 +69,9 @@ class Joined(nn.Module):
 def test_a_mean_is_not_written_where_the_backward_pass_still_reads(cap_mb: float | None) -> None:
     net, x = Joined(), torch.randn(8, 4)
     handle = gw.attach(
-        net, erased(), bucket_cap_mb=cap_mb, compress_if=lambda name, _: name != "weight"
+        net,
+        erased(),
+        options=gw.Options(bucket_cap_mb=cap_mb, compress_if=lambda name, _: name != "weight"),
     )
     Late.handles.append(handle)
     out = net(x)

@@ -30,6 +30,7 @@ from tests.runtime.training import (
     Net,
     ddp,
     digest,
+    keywords,
     loss_of,
     momentum,
 )
@@ -92,7 +93,10 @@ def shrinking(
     """Trains on; each accident is a victim in a step, and how it dies."""
     net = Net()
     handle = gw.attach(
-        net, exchange, bucket_cap_mb=SMALL_MB, timeout=LIMIT, on_failure="shrink", check_every=2
+        net,
+        exchange,
+        options=gw.Options(bucket_cap_mb=SMALL_MB),
+        failure=gw.FailurePolicy(timeout=LIMIT, on_failure="shrink", check_every=2),
     )
     optimizer = momentum(net.parameters())
     bits, lost, kept = [], [], True
@@ -186,7 +190,9 @@ def test_other_exchanges_shrink_too(doomed: Ranks, name: str) -> None:
 
 def ends(rank: int, world: int) -> str:
     net = Net()
-    gw.attach(net, "topk", timeout=timedelta(seconds=20), on_failure="shrink")
+    gw.attach(
+        net, "topk", failure=gw.FailurePolicy(timeout=timedelta(seconds=20), on_failure="shrink")
+    )
     dist.barrier()
     if rank == 0:
         die()
@@ -243,7 +249,11 @@ def refused(rank: int, world: int) -> list[str]:
 
     def note(**settings: Any) -> None:
         with pytest.raises(gw.InvalidSetting) as caught:
-            gw.attach(**{"model": Net(), "exchange": "topk", "on_failure": "shrink", **settings})
+            gw.attach(
+                **keywords(
+                    **{"model": Net(), "exchange": "topk", "on_failure": "shrink", **settings}
+                )
+            )
         found.append(str(caught.value))
 
     note(on_failure="go on")

@@ -35,7 +35,9 @@ def queued(rank: int, world: int, exchange: Exchange) -> tuple[Counter[str], int
         queue(manager, task, lane)
 
     net = Net()
-    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, compress_if=lambda *_: True)
+    handle = gw.attach(
+        net, exchange, options=gw.Options(bucket_cap_mb=SMALL_MB, compress_if=lambda *_: True)
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskManager, "_queue", counting)
         train(net, momentum(net.parameters()), rank, range(NUM_STEPS))

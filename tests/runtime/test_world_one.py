@@ -23,7 +23,7 @@ def plain(optimizer: str) -> str:
 def attached(exchange: Exchange, optimizer: str, wrapped: bool) -> tuple[str, float]:
     net = Net()
     model = ddp(net) if wrapped else net
-    handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, exchange, options=gw.Options(bucket_cap_mb=SMALL_MB))
     train(model, OPTIMIZERS[optimizer](model.parameters()), 0, range(NUM_STEPS))
     stats = handle.stats()
     handle.detach()

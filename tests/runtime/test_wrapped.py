@@ -60,7 +60,7 @@ def test_a_run_resumed_inside_a_stage_is_the_uninterrupted_one(
 
 def saved(rank: int, world: int) -> dict[str, Any]:
     net = Net()
-    handle = gw.attach(net, DGC, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, DGC, options=gw.Options(bucket_cap_mb=SMALL_MB))
     train(net, sgd(net), rank, range(SAVED_AT))
     return handle.state_dict()
 
@@ -68,7 +68,7 @@ def saved(rank: int, world: int) -> dict[str, Any]:
 def continued(rank: int, world: int, states: list[dict[str, Any]]) -> tuple[str, set[int]]:
     """Goes on with all parameters in one message; bits, and the steps that messages have done."""
     net = Net()
-    handle = gw.attach(net, DGC, bucket_cap_mb=64)
+    handle = gw.attach(net, DGC, options=gw.Options(bucket_cap_mb=64))
     handle.load_state_dict(states[rank])
     done = {int(step) for message in handle._progress.messages for step in _steps(message)}
     train(net, sgd(net), rank, range(SAVED_AT, SAVED_AT + 3))
@@ -80,7 +80,7 @@ def adapted(
 ) -> tuple[dict[str, Any], dict[str, str], str]:
     """The state and the settings of each layer after seven more steps, and the bits."""
     net = Net()
-    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, exchange, options=gw.Options(bucket_cap_mb=SMALL_MB))
     if states is not None:
         handle.load_state_dict(states[rank])
         loaded = handle.stats()["adapted"]
