@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,6 @@ class _Held:
     """A module that was attached in its DDP: its handle, or the state of one that was let go."""
 
     module: nn.Module
-    ddp: DistributedDataParallel | None = None
-    """Its DDP, while a handle is attached to that."""
-    group: Any = None
-    """The process group of its DDP."""
     handle: Handle | None = None
     state: dict[str, Any] | None = None
 
@@ -61,13 +58,9 @@ class FrameworkAttachment:
         options: Options | None = None,
         failure: FailurePolicy | None = None,
     ) -> None:
+        given: dict[str, Any] = {"scaler": scaler, "mesh": mesh, "options": options}
         self._exchange = exchange
-        self._attach_with: dict[str, Any] = {
-            "scaler": scaler,
-            "mesh": mesh,
-            "options": options,
-            "failure": failure,
-        }
+        self._attach: Callable[..., Handle] = partial(attach, **given, failure=failure)
         self._held: list[_Held] = []
 
     @property
@@ -91,7 +84,7 @@ class FrameworkAttachment:
         if held.handle is not None:
             held.state = held.handle.state_dict()
             held.handle.detach()
-            held.handle = held.ddp = None  # each of which holds the old DDP
+            held.handle = None  # which holds the old DDP
 
     def let_go_but_of(self, others: Iterable[nn.Module], coming: nn.Module) -> None:
         """Lets go of modules whose DDP a framework has dropped, or is about to make anew.
@@ -108,17 +101,16 @@ class FrameworkAttachment:
     def attach_to(self, model: DistributedDataParallel) -> Handle:
         """Attaches to a DDP model, with the state of its module's handle that was let go."""
         held = self._of(model.module)
-        held.ddp, held.group = model, model.process_group
-        if held.state is None:
-            held.handle = attach(model, self._exchange, **self._attach_with)
-            return held.handle
         # What gradients hold was exchanged by the handle before; attach would refuse them.
-        grads = [(param, param.grad) for param in model.parameters()]
-        model.zero_grad(set_to_none=True)
+        left = [] if held.state is None else model.parameters()
+        grads = [(param, param.grad) for param in left]
+        for param, _ in grads:
+            param.grad = None
         try:
-            held.handle = attach(model, self._exchange, **self._attach_with)
-            held.handle.load_state_dict(held.state)
-            held.state = None
+            held.handle = self._attach(model, self._exchange)
+            if held.state is not None:
+                held.handle.load_state_dict(held.state)
+                held.state = None
         finally:
             for param, grad in grads:
                 param.grad = grad
@@ -150,14 +142,13 @@ class FrameworkAttachment:
         warning. Raises ``InvalidSetting`` on all ranks where one cannot read its state, or only
         some of them find theirs.
         """
-        groups = [held.group for held in self._held if held.handle is not None]
-        for place, (handle, group) in enumerate(zip(self.handles, groups, strict=True)):
+        for place, handle in enumerate(self.handles):
             own, damage = None, ""
             try:
                 own = _read(Path(folder), place, handle)
             except Exception as error:  # the others would wait for this rank
                 damage = f"{type(error).__name__}: {error}"
-            told = values_of_all((own is not None, damage), group)
+            told = values_of_all((own is not None, damage), handle.group)
             if bad := [f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text]:
                 raise InvalidSetting(
                     f"the state of gradwire in {folder} cannot be read ({'; '.join(bad)}); load an "

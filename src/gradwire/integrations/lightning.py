@@ -27,12 +27,8 @@ except ModuleNotFoundError as error:
 _KEY = "gradwire"
 
 
-class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
-    """Lightning's DDP strategy, whose gradients take an exchange.
-
-    ``scaler``, ``mesh``, ``options`` and ``failure`` are those of ``gw.attach``, and others those
-    of Lightning's ``DDPStrategy``. ``attachment`` has the handle once training has begun.
-    """
+class _Attaching:
+    """A DDP strategy with an attachment."""
 
     def __init__(
         self,
@@ -46,7 +42,16 @@ class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
     ) -> None:
         super().__init__(**others)
         self.attachment = FrameworkAttachment(exchange, scaler, mesh, options, failure)
-        self._resumed: Any = None
+
+
+class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
+    """Lightning's DDP strategy, whose gradients take an exchange.
+
+    ``scaler``, ``mesh``, ``options`` and ``failure`` are those of ``gw.attach``, and others those
+    of Lightning's ``DDPStrategy``. ``attachment`` has the handle once training has begun.
+    """
+
+    _resumed: Any = None
 
     def configure_ddp(self) -> None:
         """Makes the DDP model and attaches to it; a checkpoint that was read before is loaded."""
@@ -84,21 +89,8 @@ class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
             handle.load_state_dict(state)
 
 
-class GradwireFabric(FabricDDP):  # type: ignore[misc]
+class GradwireFabric(_Attaching, FabricDDP):  # type: ignore[misc]
     """Fabric's DDP strategy, whose gradients take an exchange; settings as of GradwireStrategy."""
-
-    def __init__(
-        self,
-        exchange: AnyExchange,
-        *,
-        scaler: GradScaler | None = None,
-        mesh: DeviceMesh | str | None = None,
-        options: Options | None = None,
-        failure: FailurePolicy | None = None,
-        **others: Any,
-    ) -> None:
-        super().__init__(**others)
-        self.attachment = FrameworkAttachment(exchange, scaler, mesh, options, failure)
 
     def setup_module(self, module: nn.Module) -> DistributedDataParallel:
         """Makes the DDP model and attaches to it."""

@@ -2,7 +2,8 @@
 
 Among the ranks of a host it is NCCL where each has a CUDA device of its own. Between hosts
 ``gw.Options(backend=)`` says which: "gloo", "nccl", or "auto", which measures both over the link
-and takes NCCL where gloo is what limits the rate. What lies in host memory goes by gloo in any case.
+and takes NCCL where gloo is what limits the rate. What lies in host memory goes
+by gloo in any case.
 
 NCCL's kernels of two groups that are launched in two orders may wait for each other for ever. So
 where a device sends by itself, messages take one lane, one behind the other.

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from ..failure.guard import Guard
 
 
+_OWN = ("compress_if", "shards", "trace_steps", "timeout", "rejoin")
+"""Fields of the options and of the failure policy that ranks compare otherwise, or not."""
+
+
 class Grid(NamedTuple):
     """This rank's two groups: those that average with it, and those that hold the other parts.
 
@@ -265,18 +269,13 @@ class Attachment(ABC):
         is_ddp = isinstance(model, DistributedDataParallel)
         shared: dict[str, object] = {
             "exchange": _digest(settings),
-            "bucket_cap_mb": settings.options.bucket_cap_mb,
+            **{name: value for name, value in settings.fields.items() if name not in _OWN},
             "num_channels": settings.channels,
-            "backend": settings.options.backend,
             "may be left to DDP": not settings.asks_for_messages,
             "model": "DistributedDataParallel" if is_ddp else "nn.Module",
             "shards": place_in(shards, model),
             "ranks per host": settings.ranks_per_host,
             "scaler": None if settings.scaler is None else "given",
-            "guard_every": settings.options.guard_every,
-            "check_every": settings.failure.check_every,
-            "checksums": settings.failure.checksums,
-            "on_failure": settings.failure.on_failure,
             "optimizer": settings.failure.on_failure == "shrink"
             and type(settings.optimizer).__name__,
             **special,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +19,9 @@ from torch.optim import Optimizer
 from ...errors import InvalidSetting, invalid
 from ...exchange.by_name import momentum_of, named_collective
 from ...exchange.error_feedback import Wrapper
-from ...planning.default_fusion import NamedParam, matrices
-from ..failure.integrity import DEFAULT_CHECK_EVERY
+from ...planning.default_fusion import NamedParam
 from ..grid.dtensors import has_dtensors
+from .options import BOTH
 from .settings import Settings, sparse_weights
 
 _log = logging.getLogger("gradwire")
@@ -82,17 +83,23 @@ def _no_optimizer(facts: Facts) -> bool:
     return is_whole and facts.settings.optimizer is None and not has_dtensors(facts.params)
 
 
-def _set(field: str, default: Any = None) -> Callable[[Facts], Any]:
+def _set(field: str, default: Any) -> Callable[[Facts], Any]:
     """A field of the options or of the failure policy, where it is not the default."""
 
     def find(facts: Facts) -> Any:
-        options, failure = facts.settings.options, facts.settings.failure
-        value = getattr(options if hasattr(options, field) else failure, field)
+        value = facts.settings.fields[field]
         return False if value == default else value or repr(value)
 
     return find
 
 
+def _ranks_per_host(facts: Facts) -> str:
+    number = facts.settings.ranks_per_host
+    return f"hosts of {number} ranks" if number > 1 else ""
+
+
+DTENSORS, HALF = "DTensors (fully_shard)", "scaler, float16 parameters"
+_FIELDS = [one for kind in BOTH.values() for one in fields(kind)]
 FEATURES: dict[str, Callable[[Facts], Any]] = {
     "a plan": lambda facts: facts.settings.plan and "a plan",
     "a plan with overlap": _overlaps,
@@ -101,21 +108,12 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
     LOCAL: lambda facts: facts.way == LOCAL,
     REDUCE_SCATTER: lambda facts: facts.way == REDUCE_SCATTER,
     "DDP": lambda facts: isinstance(facts.model, DistributedDataParallel),
-    "DTensors (fully_shard)": lambda facts: has_dtensors(facts.params),
-    "mesh": lambda facts: facts.settings.ranks_per_host > 1,
-    "shards": lambda facts: facts.num_shards > 1 and facts.num_shards,
+    DTENSORS: lambda facts: has_dtensors(facts.params),
+    "mesh": _ranks_per_host,
     "sparse rows": lambda facts: next(iter(_rows(facts)), ""),
-    "scaler, float16 parameters": _half,
-    "bucket_cap_mb": _set("bucket_cap_mb"),
-    "num_channels": _set("num_channels"),
-    "compress_if": _set("compress_if", matrices),
-    "guard_every": _set("guard_every"),
-    "trace_steps": _set("trace_steps", 4),
-    "backend": _set("backend", "auto"),
-    "on_failure": _set("on_failure", "end"),
-    "rejoin": _set("rejoin"),
-    "check_every": _set("check_every", DEFAULT_CHECK_EVERY),
-    "checksums": _set("checksums", False),
+    HALF: _half,
+    **{one.name: _set(one.name, one.default) for one in _FIELDS},
+    "shards": lambda facts: facts.num_shards > 1 and facts.num_shards,
     # What only cautions ask for.
     "an overlapping plan": lambda facts: facts.settings.overlaps,
     "no optimizer": _no_optimizer,
@@ -129,21 +127,22 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
 class Refusal(NamedTuple):
     """Two features that do not go together, and the parts of the sentence that a user reads.
 
-    ``what``, ``given`` and ``accepted`` may have {0} and {1}, the values of the two. ``given`` is
-    the first one's value where it is empty.
+    ``accepted`` and ``what``, by default the first feature, may have {0} and {1}, the values of the
+    two. The value that is shown is ``given``, by default the first one's.
     """
 
     first: str
     second: str
-    what: str
     accepted: str
     remedy: str
+    what: str = ""
     given: str = ""
 
     def error(self, first: Any, second: Any = None) -> InvalidSetting:
         """The error that is raised for these values."""
-        what, accepted = (text.format(first, second) for text in (self.what, self.accepted))
-        return invalid(what, self.given.format(first, second) or first, accepted, self.remedy)
+        what, accepted = ((self.what or self.first), self.accepted)
+        texts = what.format(first, second), self.given or first, accepted.format(first, second)
+        return invalid(*texts, self.remedy)
 
 
 class Caution(NamedTuple):
@@ -158,83 +157,57 @@ _OUT = "leave it out"
 _INSTEAD = "attach an exchange, or a plan, instead"
 _IN_FULL = "keep parameters in float32 and compute in autocast, or attach 'none' or 'cast16'"
 _GO_ON = "leave on_failure out, and go on from a checkpoint"
-_NO_PLAN = "give the exchange itself, compress_if= and delay="
-_EXCHANGE = "a compressor or an exchange, as plans follow the backward pass"
+_NO_PLAN = "a compressor or an exchange, as plans follow the backward pass"
+_ITSELF = "give the exchange itself, compress_if= and delay="
 _GATHERED = "call gw.attach, or train a model that is whole on each rank"
 _GRADIENTS = "an exchange of gradients: means of momentum cannot be compared with theirs"
 _HOSTS_SHARDS = "None beside mesh=: a layer's shards and hosts of several ranks do not go together"
-_ENDS = {
-    "DDP": "a DDP model, whose own connections break",
-    "mesh": "hosts of several ranks, which hold shares",
-    "DTensors (fully_shard)": "sharded layers (FSDP), of which a lost rank holds a part",
-    "shards": "shards=, of which a lost rank holds some",
-    "auto": "'auto', whose plan is of all ranks",
-    "a plan with overlap": "a plan that overlaps the next forward pass: its updates cannot be "
-    "undone",
-}
-_BY_PLAN = ("bucket_cap_mb", "num_channels", "compress_if")
-_GIVE_ATTACH = ("shards", "guard_every", "backend", "on_failure", "rejoin", "check_every")
+_OF_ATTACH = ("shards", "guard_every", "backend", "on_failure", "rejoin", "check_every")
 _OF_MESSAGES = ("bucket_cap_mb", "num_channels", "trace_steps", "checksums")
-_UNHEEDED = {LOCAL: _GIVE_ATTACH, REDUCE_SCATTER: (*_GIVE_ATTACH, *_OF_MESSAGES)}
 
 REFUSED: tuple[Refusal, ...] = (
-    Refusal("shards", "mesh", "shards", _HOSTS_SHARDS, "leave one of them out"),
+    Refusal("shards", "mesh", _HOSTS_SHARDS, "leave one of them out"),
     Refusal(
-        "mesh",
-        "DTensors (fully_shard)",
-        "mesh",
-        "None beside parameters that are DTensors",
+        *("mesh", DTENSORS, "None beside parameters that are DTensors"),
         "write group=mesh['replicate'] instead",
     ),
     *(
-        Refusal(name, plan, name, "None beside a plan, which decides it", _OUT)
-        for name in _BY_PLAN
+        Refusal(name, plan, "None beside a plan, which decides it", _OUT)
+        for name in ("bucket_cap_mb", "num_channels", "compress_if")
         for plan in ("a plan", "auto")
     ),
-    Refusal("shards", "auto", "shards", "None beside {1}", _INSTEAD),
-    Refusal(
-        "DTensors (fully_shard)",
-        "auto",
-        "model",
-        "plain parameters beside {1}",
-        _INSTEAD,
-        "one of DTensors",
-    ),
-    Refusal(
-        "sparse rows",
-        "auto",
-        "the embedding of {0}",
-        "sparse=False beside {1}",
-        _INSTEAD,
-        "sparse=True",
-    ),
-    Refusal(
-        "scaler, float16 parameters",
-        "auto",
-        "scaler",
-        "None beside {1}",
-        _IN_FULL,
-        "one beside parameters in float16",
+    *(
+        Refusal(first, "auto", f"{accepted} beside {{1}}", remedy, what, given)
+        for first, what, given, accepted, remedy in (
+            ("shards", "", "", "None", _INSTEAD),
+            (DTENSORS, "model", "one of DTensors", "plain parameters", _INSTEAD),
+            ("sparse rows", "the embedding of {0}", "sparse=True", "sparse=False", _INSTEAD),
+            (HALF, "scaler", "one beside parameters in float16", "None", _IN_FULL),
+        )
     ),
     *(
-        Refusal("on_failure", other, "on_failure", f"'end' beside {why}", _GO_ON)
-        for other, why in _ENDS.items()
+        Refusal("on_failure", other, f"'end' beside {why}", _GO_ON)
+        for other, why in (
+            ("DDP", "a DDP model, whose own connections break"),
+            ("mesh", "hosts of several ranks, which hold shares"),
+            (DTENSORS, "sharded layers (FSDP), of which a lost rank holds a part"),
+            ("shards", "shards=, of which a lost rank holds some"),
+            ("auto", "'auto', whose plan is of all ranks"),
+            (
+                "a plan with overlap",
+                "a plan that overlaps the next forward pass: its updates cannot be undone",
+            ),
+        )
     ),
     Refusal(
-        "momentum correction",
-        "guard_every",
-        "exchange beside guard_every",
-        _GRADIENTS,
-        "leave guard_every out",
+        *("momentum correction", "guard_every", _GRADIENTS, "leave guard_every out"),
+        what="exchange beside guard_every",
     ),
-    Refusal("a plan", LOCAL, "exchange", _EXCHANGE, _NO_PLAN),
-    Refusal("auto", LOCAL, "exchange", _EXCHANGE, _NO_PLAN),
-    Refusal(
-        "DTensors (fully_shard)", LOCAL, "model", "plain parameters", _GATHERED, "one of DTensors"
-    ),
+    *(Refusal(plan, LOCAL, _NO_PLAN, _ITSELF, "exchange") for plan in ("a plan", "auto")),
+    Refusal(DTENSORS, LOCAL, "plain parameters", _GATHERED, "model", "one of DTensors"),
     *(
-        Refusal(name, way, name, f"left out under {way}, which has no use of it", _OUT)
-        for way, names in _UNHEEDED.items()
+        Refusal(name, way, f"left out under {way}, which has no use of it", _OUT)
+        for way, names in ((LOCAL, _OF_ATTACH), (REDUCE_SCATTER, _OF_ATTACH + _OF_MESSAGES))
         for name in names
     ),
 )

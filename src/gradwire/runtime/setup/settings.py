@@ -55,7 +55,7 @@ class Settings:
             if not isinstance(value := getattr(self, name), kind):
                 accepted = f"a gw.{kind.__name__} or None"
                 raise invalid(name, type(value).__name__, accepted, f"write gw.{kind.__name__}()")
-        given = {**vars(self), **vars(self.options), **vars(self.failure)}
+        given = {**vars(self), **self.fields}
         for name, (is_right, accepted, remedy) in _ACCEPTED.items():
             if not is_right(value := given[name]):
                 value = type(value).__name__ if name in ("optimizer", "scaler") else value
@@ -64,6 +64,11 @@ class Settings:
             if given[name] is not None:
                 check_whole(name, given[name], remedy)
         return replace(self, exchange=exchange, ranks_per_host=ranks_per_host)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the options and of the failure policy."""
+        return {**vars(self.options), **vars(self.failure)}
 
     @property
     def patience(self) -> timedelta:
