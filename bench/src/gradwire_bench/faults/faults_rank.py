@@ -33,10 +33,10 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
 from gradwire.planning.data.plan import Chunk, Plan, PlannedMessage
+from gradwire.runtime import attach as attachment
 from gradwire.runtime.attach import attach
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.setup import attachment
 from gradwire.runtime.setup.options import FailurePolicy, Options
 from gradwire.runtime.step import engine, wire
 

@@ -33,9 +33,9 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.planner.usbyte import usbyte
+from gradwire.runtime.attach import Attachment
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.setup.attachment import Attachment
 from gradwire.runtime.setup.settings import Settings, trained
 from gradwire.runtime.step import wire
 from gradwire.runtime.step.messages import as_reals

@@ -47,10 +47,10 @@ from torch.optim import Optimizer
 from ...contract import Compressor, Exchange
 from ...errors import invalid
 from ...planning.default_fusion import NamedParam
+from ..attach import Attachment, grid_of
 from ..failure.integrity import DEFAULT_CHECK_EVERY, Check
 from ..failure.membership import Membership
 from ..handle import Handle
-from ..setup.attachment import Attachment, grid_of
 from ..setup.options import FailurePolicy, Options, takes_options
 from ..setup.pairs import LOCAL
 from ..setup.refusals import mark_attached, quietened, sole_ddp

@@ -2,5 +2,5 @@
 
 ``options`` are a user's choices. ``settings`` checks them. ``pairs`` is the table of features that
 do not go together. ``refusals`` looks at the model, and ``strangers`` at parameters that come into
-it later. ``fingerprint`` is what ranks compare. ``attachment`` goes through all of these in order.
+it later. ``fingerprint`` is what ranks compare.
 """
