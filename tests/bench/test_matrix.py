@@ -22,6 +22,7 @@ from gradwire_bench.runs.matrix import (
     run,
     write,
 )
+from gradwire_bench.runs.pairs import MARKS
 
 SPECIMENS = Path(__file__).parent / "specimens"
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
@@ -119,9 +120,10 @@ def test_the_table_goes_between_the_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     with pytest.raises(InvalidSetting, match="a page with"):
         write(found, page)
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\n{''.join(MARKS)}\nafter\n")
     write(found, page)
     text = page.read_text()
+    assert "| a plan | local_steps | exchange must be a compressor or an exchange" in text
     assert "| one | 2 | 3 | WRONG [1] |" in text
     assert "1 cells: 0 same, 0 refused, 0 skipped, 1 WRONG." in text
     assert text.startswith("before")
