@@ -44,8 +44,8 @@ from gradwire.exchange.pair import pair
 from gradwire.kernels.compiler import find_compiler
 from gradwire.runtime.attach import attach
 from gradwire.runtime.local_steps.local_steps import local_steps
-from gradwire.runtime.setup.options import FailurePolicy, Options
 from gradwire_bench.faults.faults_rank import exchange_of
+from tests.runtime.given import keywords
 
 WORLD, NUM_STEPS, EVERY = 3, 12, 3
 LOCALLY = "local_steps"
@@ -154,18 +154,11 @@ def trained(trial: Trial, rank: int, limit: timedelta, begin: Callable[[], Any])
     handle: Any
     if trial.way == LOCALLY:
         handle = local_steps(
-            model,
-            optimizer,
-            exchange,
-            every=EVERY,
-            failure=FailurePolicy(timeout=limit, checksums=sealed),
+            model, optimizer, exchange, every=EVERY, **keywords(timeout=limit, checksums=sealed)
         )
     else:
         handle = attach(
-            model,
-            exchange,
-            failure=FailurePolicy(timeout=limit, checksums=sealed),
-            options=Options(bucket_cap_mb=0.008),
+            model, exchange, **keywords(timeout=limit, checksums=sealed, bucket_cap_mb=0.008)
         )
     begin()
     draw, digest = torch.Generator().manual_seed(rank), 0

@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import gradwire as gw
 from gradwire.runtime.handle import Handle
-from tests.runtime.training import ONEBIT, SMALL_MB, keywords
+from tests.runtime.given import keywords
+from tests.runtime.training import ONEBIT, SMALL_MB
 
 
 @cache

@@ -31,10 +31,11 @@ from gradwire.runtime.device.streams import Mark, SideStream
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.wire import carry_out
 from tests.runtime import late
+from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_devices import ALL, FEW, Run, backward, layers, run, same
-from tests.runtime.training import CHOSEN, DENSE, ONEBIT, Net, ddp, keywords, named
+from tests.runtime.training import CHOSEN, DENSE, ONEBIT, Net, ddp, named
 
 pytestmark = pytest.mark.multi
 
@@ -204,7 +205,7 @@ def losing(rank: int, world: int) -> tuple[tuple[int, ...], float]:
     late.install().has_network = True
     model = layers("late")
     handle = gw.attach(
-        model, ONEBIT, options=gw.Options(compress_if=lambda name, param: True, backend="nccl")
+        model, ONEBIT, **keywords(compress_if=lambda name, param: True, backend="nccl")
     )
     backward(model, rank, 0)
     if rank == 1:
@@ -233,12 +234,7 @@ def test_a_lost_rank_is_named_where_devices_send() -> None:
 
 def of_ddp(rank: int, world: int, backend: str) -> str:
     """Who averages a DDP model's dense gradients."""
-    handle = gw.attach(
-        ddp(Net()),
-        DENSE,
-        options=gw.Options(backend=backend),
-        failure=gw.FailurePolicy(check_every=None),
-    )
+    handle = gw.attach(ddp(Net()), DENSE, **keywords(backend=backend, check_every=None))
     found: str = handle.stats()["averaged_by"]
     handle.detach()
     return found

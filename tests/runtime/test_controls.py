@@ -19,10 +19,11 @@ from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.runtime.controls import Controls, Flight, Pilot
 from gradwire.runtime.handle import Handle
 from tests.runtime import plans
+from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import through_a_file
-from tests.runtime.training import DENSE, Net, ddp, digest, keywords, loss_of, momentum, train
+from tests.runtime.training import DENSE, Net, ddp, digest, loss_of, momentum, train
 
 pytestmark = pytest.mark.multi
 ONEBIT = ExchangeSetting(

@@ -15,10 +15,11 @@ from torch.optim import SGD
 
 import gradwire as gw
 from tests.runtime import plans
+from tests.runtime.given import keywords
 from tests.runtime.late_means import LateMeans, Rig
 from tests.runtime.late_means import same as same_values
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, Net, ddp, digest, keywords, momentum, train
+from tests.runtime.training import DENSE, Net, ddp, digest, momentum, train
 
 
 def saved(model: nn.Module) -> nn.Module:

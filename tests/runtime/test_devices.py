@@ -22,9 +22,10 @@ from gradwire.runtime.device.staging import Staged
 from gradwire.runtime.device.streams import SideStream, StepMarks, Streams
 from gradwire.runtime.handle import Handle
 from tests.runtime import late
+from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import CHOSEN, EXCHANGES, ONEBIT, SMALL_MB, TOPK, keywords
+from tests.runtime.training import CHOSEN, EXCHANGES, ONEBIT, SMALL_MB, TOPK
 
 pytestmark = pytest.mark.multi
 
@@ -99,9 +100,7 @@ def leaving_out(rank: int, world: int, exchange: Any) -> list[str]:
     noted = late.install()
     model = layers("late")
     handle = gw.attach(
-        model,
-        exchange,
-        options=gw.Options(bucket_cap_mb=SMALL_MB, compress_if=lambda name, param: True),
+        model, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=lambda name, param: True)
     )
     for step in range(4):
         model.zero_grad()

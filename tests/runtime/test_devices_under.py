@@ -21,9 +21,10 @@ import gradwire as gw
 from gradwire.planning.data.plan import Plan
 from gradwire.runtime.ddp.comm_hook import DDPHooks
 from tests.runtime import late
+from tests.runtime.given import keywords
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import ONEBIT, TOPK, keywords
+from tests.runtime.training import ONEBIT, TOPK
 
 pytestmark = pytest.mark.multi
 

@@ -24,6 +24,7 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.handle import Handle
 from gradwire_lab.compress.sharded_dgc import sharded_dgc
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_sharded import held
@@ -34,7 +35,6 @@ from tests.runtime.training import (
     TOPK,
     Net,
     digest,
-    keywords,
     loss_of,
     momentum,
     train,
@@ -102,9 +102,7 @@ def native_and_none(rank: int, world: int, name: str) -> tuple[list[str], list[s
         mesh, way = grid(), WAYS[name]
         net = way(mesh["shard"] if own else mesh, Net())
         if own:
-            handle = gw.attach(
-                net, DENSE, group=mesh["replicate"], options=gw.Options(bucket_cap_mb=SMALL_MB)
-            )
+            handle = gw.attach(net, DENSE, group=mesh["replicate"], options=SMALL)
         train(net, momentum(net.parameters()), rank, range(3))
         found.append([digest(held(net))])
         net.zero_grad()
@@ -276,9 +274,7 @@ def tensor_parallel(rank: int, world: int, is_sharded: bool) -> tuple[str, str, 
         if is_sharded:
             net = without_root(mesh["shard"], net)
         if own:
-            handle = gw.attach(
-                net, DENSE, group=mesh["dp"], options=gw.Options(bucket_cap_mb=SMALL_MB)
-            )
+            handle = gw.attach(net, DENSE, group=mesh["dp"], options=SMALL)
             shard = handle.state_dict()["shard"]
         optimizer = momentum(net.parameters())
         torch.manual_seed(rank // 2)  # ranks of one group see the same data
@@ -350,9 +346,7 @@ def with_and_without_shards(rank: int, world: int) -> tuple[str, str, str]:
     """Shards that agree on a threshold; then ranks of different shards, which do not average."""
     mesh, exchange = grid(), sharded_dgc(density=0.1, sample_share=0.5)
     net = by_blocks(mesh["shard"], Net())
-    handle = gw.attach(
-        net, exchange, group=mesh["replicate"], options=gw.Options(shards=mesh["shard"])
-    )
+    handle = gw.attach(net, exchange, group=mesh["replicate"], **keywords(shards=mesh["shard"]))
     train(net, momentum(net.parameters()), rank, range(2))
     found, bits = handle.state_dict()["shard"], digest(held(net))
     handle.detach()

@@ -20,8 +20,9 @@ from torch import nn
 import gradwire as gw
 from gradwire.errors import GradwireError
 from gradwire.runtime.step.task_graph import Task
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import TOPK, Net, ddp, digest, gradients, keywords, loss_of
+from tests.runtime.training import TOPK, Net, ddp, digest, gradients, loss_of
 
 pytestmark = pytest.mark.multi
 KINDS = ["module", "ddp"]

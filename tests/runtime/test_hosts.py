@@ -24,21 +24,11 @@ from gradwire.exchange.two_level import with_hosts
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.wire import Circle, Routes
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import attached_to, device_mesh, mesh
 from tests.runtime.plans import drawn, through
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import (
-    CHOSEN,
-    DENSE,
-    ONEBIT,
-    SMALL_MB,
-    Net,
-    ddp,
-    digest,
-    keywords,
-    swift,
-    train,
-)
+from tests.runtime.training import CHOSEN, DENSE, ONEBIT, Net, ddp, digest, swift, train
 
 pytestmark = pytest.mark.multi
 
@@ -113,9 +103,7 @@ def trained(rank: int, world: int, num_hosts: int, exchange: Exchange, under_ddp
     model: nn.Module = Net()
     optimizer = swift(model.parameters())
     whole = ddp(model) if under_ddp else model
-    handle = gw.attach(
-        whole, exchange, mesh=mesh(num_hosts), options=gw.Options(bucket_cap_mb=SMALL_MB)
-    )
+    handle = gw.attach(whole, exchange, mesh=mesh(num_hosts), options=SMALL)
     losses = train(whole, optimizer, rank, range(12))
     handle.detach()
     return digest(model), losses[0], losses[-1]
@@ -134,9 +122,7 @@ def in_launchers_mesh(rank: int, world: int, size: str, place: str) -> tuple[str
     of_nodes = "2(x2)" if size.startswith("SLURM") else "2"
     with variables(**{size: of_nodes, place: str(rank % 2)}):
         model = Net()
-        handle = gw.attach(
-            model, ONEBIT, mesh="torchrun", options=gw.Options(bucket_cap_mb=SMALL_MB)
-        )
+        handle = gw.attach(model, ONEBIT, mesh="torchrun", options=SMALL)
         train(model, swift(model.parameters()), rank, range(3))
         handle.detach()
     return digest(model), str(trained(rank, world, 2, ONEBIT, False)[0])

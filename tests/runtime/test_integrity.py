@@ -27,6 +27,7 @@ from gradwire_bench.faults.faults_judge import judge
 from gradwire_bench.faults.faults_rank import DDP, HOSTS, OVERLAP
 from gradwire_bench.faults.faults_trial import Trials
 from gradwire_bench.faults.striking import flip
+from tests.runtime.given import keywords
 from tests.runtime.plans import planned
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
@@ -100,17 +101,10 @@ def prepared(way: str, every: int | None) -> tuple[nn.Module, Any, Any]:
         handle: Any = gw.local_steps(net, optimizer, "none", every=32)  # so each second exchange
         optimizer.register_step_post_hook(lambda *_: handle.end_period())
     elif way == OVERLAP:
-        handle = gw.attach(
-            model, PLANS[0], optimizer=optimizer, failure=gw.FailurePolicy(check_every=every)
-        )
+        handle = gw.attach(model, PLANS[0], optimizer=optimizer, **keywords(check_every=every))
     else:
         exchange = TOPK if way == "topk" else DENSE
-        handle = gw.attach(
-            model,
-            exchange,
-            options=gw.Options(bucket_cap_mb=SMALL_MB),
-            failure=gw.FailurePolicy(check_every=every),
-        )
+        handle = gw.attach(model, exchange, **keywords(bucket_cap_mb=SMALL_MB, check_every=every))
     return model, optimizer, handle
 
 

@@ -19,9 +19,10 @@ from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.failure.membership import Membership
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.state import joint_call
+from tests.runtime.given import keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import SMALL_MB, TOPK, Net, digest, keywords, momentum, train
+from tests.runtime.training import SMALL_MB, TOPK, Net, digest, momentum, train
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 

@@ -22,21 +22,12 @@ from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.local_steps.local_handle import Rhythm
 from gradwire.runtime.local_steps.local_steps import cut_into
 from gradwire.runtime.local_steps.outer import DILOCO
+from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import through_a_file
-from tests.runtime.training import (
-    SMALL_MB,
-    Net,
-    adamw,
-    batch,
-    ddp,
-    digest,
-    keywords,
-    loss_of,
-    train,
-)
+from tests.runtime.training import SMALL_MB, Net, adamw, batch, ddp, digest, loss_of, train
 
 LOCAL_SGD = partial(SGD, lr=1.0)
 NUM_STEPS = 14

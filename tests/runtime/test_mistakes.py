@@ -19,9 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.runtime.setup.settings import resolve
+from tests.runtime.given import keywords
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, Net, ddp, keywords, momentum, train
+from tests.runtime.training import DENSE, Net, ddp, momentum, train
 
 
 def linear() -> nn.Module:

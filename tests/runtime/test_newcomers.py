@@ -27,7 +27,8 @@ from gradwire.runtime.setup.fingerprint import fingerprint
 from gradwire.runtime.state.plain import receive
 from gradwire.runtime.step import wire
 from gradwire.runtime.step.engine import Engine
-from tests.runtime.training import SMALL_MB, TOPK, Net, digest, keywords, loss_of, momentum
+from tests.runtime.given import keywords
+from tests.runtime.training import SMALL_MB, TOPK, Net, digest, loss_of, momentum
 
 LIMIT = timedelta(seconds=20)
 

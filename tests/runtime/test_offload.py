@@ -23,9 +23,9 @@ from gradwire.errors import InvalidSetting
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.runtime.device.streams import Offload, SideStream
 from tests.runtime import late
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_devices import SHAPES, backward, layers, same
-from tests.runtime.training import keywords
 
 pytestmark = pytest.mark.multi
 

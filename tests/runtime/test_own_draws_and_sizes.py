@@ -17,6 +17,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.runtime.step.messages import Slot
 from tests.laws.variable import above
+from tests.runtime.given import keywords
 from tests.runtime.plans import drawn, through
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import resumed
@@ -67,7 +68,7 @@ def attached(
     optimizer = momentum(net.parameters())
     if plan is None:
         handle = gw.attach(
-            net, exchange, options=gw.Options(bucket_cap_mb=SMALL_MB, compress_if=everything)
+            net, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=everything)
         )
     else:
         handle = gw.attach(net, plan, optimizer=optimizer)

@@ -30,10 +30,11 @@ from gradwire.runtime.setup.pairs import (
     Refusal,
 )
 from gradwire_bench.runs.pairs import ALL, MARKS, SHOWN, markdown, pairs, refusal_of, together
+from tests.runtime.given import keywords
 from tests.runtime.meshes import device_mesh, mesh
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import digest, everything, keywords
+from tests.runtime.training import digest, everything
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 STEPS = 3

@@ -11,8 +11,9 @@ import pytest
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.runtime.local_steps.period import FIRST, LEAST, MOST, ChosenGap, shortest
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import Net, adamw, digest, keywords, train
+from tests.runtime.training import Net, adamw, digest, train
 
 
 def by_itself(rank: int, world: int, slow_s: float, fragments: int) -> tuple[list[int], str, int]:

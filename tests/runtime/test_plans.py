@@ -16,8 +16,9 @@ from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from tests.runtime import plans
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, Net, ddp, digest, everything, keywords, train
+from tests.runtime.training import DENSE, Net, ddp, digest, everything, train
 
 pytestmark = pytest.mark.multi
 

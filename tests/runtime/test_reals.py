@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.runtime.step.messages import as_complex, as_reals, grad_as_reals
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import keywords
 
 
 class Waves(nn.Module):

@@ -16,10 +16,11 @@ import gradwire as gw
 from gradwire.contract.travel import bytes_sent
 from gradwire.runtime.controls import Controls, Flight, Pilot
 from gradwire.runtime.step.engine import figures_of_all
+from tests.runtime.given import keywords
 from tests.runtime.models import Branches, Words
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_copies import hooks
-from tests.runtime.training import DENSE, ONEBIT, Net, adamw, ddp, digest, keywords, loss_of, train
+from tests.runtime.training import DENSE, ONEBIT, Net, adamw, ddp, digest, loss_of, train
 
 pytestmark = pytest.mark.multi
 

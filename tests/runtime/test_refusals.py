@@ -23,9 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, SMALL_MB, Net, ddp, digest, keywords, momentum, train
+from tests.runtime.training import DENSE, Net, ddp, digest, momentum, train
 
 TWICE = "would be exchanged twice"
 
@@ -55,7 +56,7 @@ WRAPPERS: dict[str, Callable[[DistributedDataParallel], nn.Module]] = {
 def through_a_wrapper(rank: int, world: int, name: str) -> tuple[str, int, float]:
     net = Net()
     model = WRAPPERS[name](DistributedDataParallel(net))
-    handle = gw.attach(model, DENSE, options=gw.Options(bucket_cap_mb=SMALL_MB))
+    handle = gw.attach(model, DENSE, options=SMALL)
     train(model, momentum(model.parameters()), rank, range(4))
     with handle.no_sync():
         train(model, torch.optim.SGD(model.parameters(), lr=0.0), rank, range(4, 5))

@@ -23,8 +23,9 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.elastic.heal import Healing
 from gradwire.runtime.elastic.rejoin import Newcomer
 from gradwire.runtime.step.wire import root_store
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Outcome, Ranks
-from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, keywords, loss_of, momentum
+from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(240)]
 LIMIT = timedelta(seconds=60)

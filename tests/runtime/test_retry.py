@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, keywords, loss_of, momentum
+from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(120)]
 STEPS, BROKEN = 5, (1, 3)
@@ -62,12 +63,7 @@ def test_a_run_with_retries_has_the_bits_of_one_without(
 def late(rank: int, world: int) -> int:
     """Rank 1, which is looked for meanwhile, has launched all but its last message."""
     net = Net()
-    handle = gw.attach(
-        net,
-        DENSE,
-        options=gw.Options(bucket_cap_mb=SMALL_MB),
-        failure=gw.FailurePolicy(check_every=1),
-    )
+    handle = gw.attach(net, DENSE, options=SMALL, failure=gw.FailurePolicy(check_every=1))
     run_out(net, ("middle", "first")[rank], rank, 0)
     net.zero_grad()
     time.sleep(1.5 * rank)
@@ -83,9 +79,7 @@ def test_a_rank_that_lacks_one_message_is_waited_for(two: Ranks) -> None:
 
 def alone(rank: int, world: int, how: str) -> tuple[str, tuple[int, ...], str]:
     net = Net()
-    gw.attach(
-        net, TOPK if how == "residuals" else DENSE, options=gw.Options(bucket_cap_mb=SMALL_MB)
-    )
+    gw.attach(net, TOPK if how == "residuals" else DENSE, options=SMALL)
     if rank == 1 or how != "one rank":
         run_out(net, "first", rank, 0)
         net.zero_grad(set_to_none=how != "gradients are kept")

@@ -18,20 +18,10 @@ from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange.by_name import exchange_for
 from tests.runtime import plans
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import through_a_file
-from tests.runtime.training import (
-    DENSE,
-    ONEBIT,
-    SMALL_MB,
-    Net,
-    adamw,
-    ddp,
-    digest,
-    keywords,
-    loss_of,
-    named,
-)
+from tests.runtime.training import DENSE, ONEBIT, SMALL_MB, Net, adamw, ddp, digest, loss_of, named
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 
@@ -147,9 +137,7 @@ def resumed(rank: int, world: int, wrapped: bool) -> tuple[str, str, str]:
         net, scaler = Net(), scaler_of(scale)
         model = ddp(net, broadcast_buffers=False) if wrapped else net
         given = scaler if scale != 1.0 else None
-        handle = gw.attach(
-            model, EXCHANGES[4], options=gw.Options(bucket_cap_mb=SMALL_MB), scaler=given
-        )
+        handle = gw.attach(model, EXCHANGES[4], options=SMALL, scaler=given)
         return net, model, handle, adamw(net.parameters()), scaler
 
     net, model, handle, optimizer, scaler = fresh(2.0**10)

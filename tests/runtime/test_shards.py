@@ -16,9 +16,9 @@ from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.runtime.step.wire import Circle, Routes
 from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.compress.grid import Grid
+from tests.runtime.given import keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import keywords
 
 pytestmark = pytest.mark.multi
 
@@ -58,7 +58,7 @@ def on_the_grid(rank: int, world: int) -> tuple[list[Tensor], dict[str, Any], in
         model,
         EXCHANGE,
         group=grid["dp"],
-        options=gw.Options(shards=grid["tp"], bucket_cap_mb=0.001, num_channels=2),
+        **keywords(shards=grid["tp"], bucket_cap_mb=0.001, num_channels=2),
     )
     found = []
     for step in range(STEPS):
@@ -154,12 +154,7 @@ def until_a_rank_dies(rank: int, world: int) -> str:
     """Rank 3 ends in the second step: it shares a shard with rank 1 and layers with rank 2."""
     dp, shard = divmod(rank, 2)
     model, grid = shard_of(shard), mesh()
-    gw.attach(
-        model,
-        EXCHANGE,
-        group=grid["dp"],
-        options=gw.Options(shards=grid["tp"], bucket_cap_mb=0.001),
-    )
+    gw.attach(model, EXCHANGE, group=grid["dp"], **keywords(shards=grid["tp"], bucket_cap_mb=0.001))
     backward(model, shard, dp, 0)
     if rank == 3:
         os._exit(3)

@@ -22,6 +22,7 @@ from gradwire.runtime.failure.membership import join
 from gradwire.runtime.failure.survivors import Counted, decided
 from gradwire.runtime.state.checkpoint import is_residual
 from gradwire.runtime.step.engine import Engine
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
@@ -30,7 +31,6 @@ from tests.runtime.training import (
     Net,
     ddp,
     digest,
-    keywords,
     loss_of,
     momentum,
 )
@@ -95,8 +95,7 @@ def shrinking(
     handle = gw.attach(
         net,
         exchange,
-        options=gw.Options(bucket_cap_mb=SMALL_MB),
-        failure=gw.FailurePolicy(timeout=LIMIT, on_failure="shrink", check_every=2),
+        **keywords(bucket_cap_mb=SMALL_MB, timeout=LIMIT, on_failure="shrink", check_every=2),
     )
     optimizer = momentum(net.parameters())
     bits, lost, kept = [], [], True
@@ -190,9 +189,7 @@ def test_other_exchanges_shrink_too(doomed: Ranks, name: str) -> None:
 
 def ends(rank: int, world: int) -> str:
     net = Net()
-    gw.attach(
-        net, "topk", failure=gw.FailurePolicy(timeout=timedelta(seconds=20), on_failure="shrink")
-    )
+    gw.attach(net, "topk", **keywords(timeout=timedelta(seconds=20), on_failure="shrink"))
     dist.barrier()
     if rank == 0:
         die()

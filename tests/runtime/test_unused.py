@@ -10,12 +10,12 @@ from torch import nn
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import exchange_for
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.models import Branches
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
     ONEBIT,
-    SMALL_MB,
     TOPK,
     adamw,
     digest,
@@ -32,7 +32,7 @@ def pending(rank: int, world: int) -> None:
     """Left takes part in steps 0 and 3; what step 0 did not deliver waits, whole, for step 3."""
     model = Branches(lambda step: (step in (0, 3), True))
     handle = gw.attach(
-        model, exchange_for(gw.compress.topk(density=0.25)), options=gw.Options(bucket_cap_mb=0.001)
+        model, exchange_for(gw.compress.topk(density=0.25)), **keywords(bucket_cap_mb=0.001)
     )
     weight = model.left.weight
     arrivals, waiting, delivered = [], [], []
@@ -76,7 +76,7 @@ def test_what_no_rank_ever_uses_is_never_touched(exchange: Exchange, two: Ranks)
 
 def one_sided(rank: int, world: int, exchange: Exchange) -> str:
     model = Branches(lambda step: (step % world == rank, step % 3 != rank))
-    gw.attach(model, exchange, options=gw.Options(bucket_cap_mb=SMALL_MB))
+    gw.attach(model, exchange, options=SMALL)
     train(model, adamw(model.parameters()), rank, range(6))
     return digest(model)
 
@@ -89,7 +89,7 @@ def test_use_on_some_ranks_only(exchange: Exchange, four: Ranks) -> None:
 def earlier(rank: int, world: int) -> None:
     """Left takes part under no_sync only: no hook brings its gradient in the step that counts."""
     model, local = (Branches(lambda step: (step == 0, True)) for _ in range(2))
-    handle = gw.attach(model, DENSE, options=gw.Options(bucket_cap_mb=SMALL_MB))
+    handle = gw.attach(model, DENSE, options=SMALL)
     with handle.no_sync():
         loss_of(model, rank, 0).backward()
     loss_of(model, rank, 1).backward()

@@ -50,16 +50,6 @@ def _exchanges() -> list[Exchange]:
     ]
 
 
-def keywords(**settings: Any) -> dict[str, Any]:
-    """Keywords of attach: fields of its two objects go into these, as tests vary single ones."""
-    kept = dict(settings)
-    for keyword, kind in (("options", gw.Options), ("failure", gw.FailurePolicy)):
-        own = {name: kept.pop(name) for name in settings if name in kind.__dataclass_fields__}
-        if own:
-            kept[keyword] = kind(**own)
-    return kept
-
-
 EXCHANGES = _exchanges()
 DENSE = exchange_for(gw.compress.none())
 ONEBIT = exchange_for(gw.compress.onebit(block=64))
