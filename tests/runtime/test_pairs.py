@@ -120,6 +120,7 @@ def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, i
     optimizer = SGD(net.parameters(), lr=0.01)
     scaler = GradScaler("cpu", init_scale=4.0) if {"scaler", HALF} & features else None
     if REDUCE_SCATTER in features:
+        given.pop("group", None)
         return model, None, None, gw.fsdp.reduce_scatter(net, "uniform", **keywords(**given)), 0
     if LOCAL in features:
         handle = gw.local_steps(model, optimizer, exchange, every=2, **keywords(**given))
