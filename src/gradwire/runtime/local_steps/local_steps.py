@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -83,35 +83,53 @@ def local_steps(
     options: Options | None = None,
     failure: FailurePolicy | None = None,
 ) -> LocalSteps:
-    """Lets every rank train ``model`` by itself, and exchanges what all have learnt now and then.
+    """Lets every rank train by itself, and exchanges what all have learnt now and then.
 
     The training loop stays as it is on one rank. After each ``every``-th ``optimizer.step()`` ranks
-    exchange pseudo-gradients by ``exchange``, as ``attach`` does gradients. A pseudo-gradient is
-    the anchor, which is where the parameter was after the last exchange, less the parameter. The
-    optimizer that ``outer`` makes of the anchors steps them with the mean, and parameters go on
-    from there. The default is DiLoCo's, ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9,
-    nesterov=True)``; with ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD).
+    exchange pseudo-gradients, as ``attach`` does gradients. A pseudo-gradient is the anchor, which
+    is where the parameter was after the last exchange, less the parameter. The outer optimizer
+    steps the anchors with the mean, and parameters go on from there. All ranks pass the same
+    arguments, and make as many steps.
 
-    With ``every="auto"`` the period is chosen while the model trains: the shortest one, of 4 to 32
-    steps between exchanges, at which these keep ranks waiting for no more than a tenth of the time.
-    It begins with 4, is chosen after a few exchanges from what all ranks measured, and looked at
-    again every 16. Short periods want a small slow momentum: ``outer=functools.partial(
-    torch.optim.SGD, lr=1.0, momentum=0.4)``.
+    Args:
+        model: An ``nn.Module``, or a ``DistributedDataParallel`` module, which then exchanges
+            nothing itself.
+        optimizer: The optimizer that the loop steps.
+        exchange: A compressor, its name or an exchange, as in ``attach``; no plan.
+        every: Local steps from one exchange of a parameter to the next. ``"auto"`` takes the
+            shortest period, of 4 to 32 steps between exchanges, at which ranks wait for them for
+            no more than a tenth of the time. It is chosen after a few exchanges and looked at again
+            every 16. Short periods want a small slow momentum:
+            ``outer=functools.partial(torch.optim.SGD, lr=1.0, momentum=0.4)``.
+        outer: A function that makes the outer optimizer of the anchors. The default is DiLoCo's,
+            ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``. With
+            ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD).
+        fragments: Runs of parameters that take turns: one is exchanged every ``every`` /
+            ``fragments`` steps.
+        delay: Local steps from a fragment's launch until its mean takes effect; fewer than lie
+            between two launches.
+        mixing: From 0 to below 1. A parameter becomes ``mixing`` times itself plus 1 - ``mixing``
+            times its anchor, so 0 drops what it has learnt since the launch. Default: 0.5 with a
+            delay, and 0 without.
+        group: As in ``attach``.
+        mesh: As in ``attach``.
+        options: Of these ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and ``trace_steps``.
+        failure: Of these ``timeout`` and ``checksums``.
 
-    With ``fragments`` the model is cut into so many runs of parameters, which take turns: one is
-    exchanged every ``every`` / ``fragments`` steps. With ``delay`` ranks train on while a fragment
-    travels, and its mean takes effect so many steps after its launch, fewer than lie between two
-    launches. A parameter becomes ``mixing`` times itself plus 1 - ``mixing`` times its anchor, so 0
-    drops what it has learnt since the launch. The default is 0.5 with a delay, and 0 without.
+    Returns:
+        A handle with ``end_period()``, ``anchors()`` and what that of ``attach`` has.
 
-    The other arguments are those of ``attach``; all ranks pass the same, and make as many steps. A
-    rank that is lost, or ``timeout`` late, is named by ``RankFailed``, which ``optimizer.step()``
-    raises. Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
+    Raises:
+        InvalidSetting: An argument cannot be used; the message says what to do.
+        RanksDiffer: Another rank refused, or has another model, setting or version.
+
+    ``optimizer.step()`` raises ``RankFailed`` where a rank is lost, or late by the time-out.
     """
     settings = Settings(exchange, None, None, options or Options(), failure or FailurePolicy())
     grid = grid_of(model := sole_ddp(model), group, mesh, settings)
+    asked = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
     with ExitStack() as quiet:
-        way = _Locally(optimizer, outer, every, fragments, delay, mixing, quiet)
+        way = _Locally(optimizer, outer, asked, quiet)
         handle = way.attach(quietened(model, quiet), settings, grid)
     assert isinstance(handle, LocalSteps)
     return handle
@@ -123,19 +141,12 @@ class _Locally(Attachment):
     way = LOCAL
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        make: MakeOuter,
-        every: int | Literal["auto"],
-        fragments: int,
-        delay: int,
-        mixing: float | None,
-        quiet: ExitStack,
+        self, optimizer: Optimizer, make: MakeOuter, asked: dict[str, Any], quiet: ExitStack
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
             optimizer = getattr(optimizer, "optimizer", optimizer)  # what Accelerate wraps has them
         self._optimizer, self._make, self._quiet = optimizer, make, quiet
-        self._asked = every, fragments, delay, mixing
+        self._asked = asked
 
     def prepare(self) -> Mapping[str, object]:
         params = self.params
@@ -143,7 +154,7 @@ class _Locally(Attachment):
             params, "under local_steps", "call gw.attach, or keep real and imaginary parts"
         )
         self._check_optimizer(params)
-        every, fragments, delay, mixing = self._asked
+        every, fragments, delay, mixing = self._asked.values()
         if mixing is None:
             mixing = 0.5 if delay else 0.0
         self._chosen = None
@@ -155,9 +166,7 @@ class _Locally(Attachment):
         self._outer = Outer(params, self._make)
         self._fragments = cut_into(params, fragments)
         return {
-            "every": self._asked[0],
-            "fragments": fragments,
-            "delay": delay,
+            **self._asked,
             "mixing": mixing,
             "outer": self._outer.settings,
             "optimizer": type(self._optimizer).__name__,
