@@ -165,7 +165,6 @@ def given_wrongly(rank: int, world: int) -> list[str]:
     attached(mesh=device_mesh((2, 2), ("local", "hosts")))
     attached(mesh=device_mesh((4,)))
     attached(mesh=grid, group=grid["hosts"])
-    attached(mesh=grid, shards=grid["local"])
     backwards = DeviceMesh("cpu", [[3, 2], [1, 0]], mesh_dim_names=("hosts", "local"))
     attached(mesh=backwards)
     attached(gw.compress.powersgd(), mesh=grid)
@@ -192,7 +191,6 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
         r"InvalidSetting: mesh must be a DeviceMesh of .* got .*'local', 'hosts'",
         r"InvalidSetting: mesh must be a DeviceMesh of",
         r"InvalidSetting: group must be None beside mesh=",
-        r"InvalidSetting: shards must be None beside mesh=",
         r"InvalidSetting: mesh must be ranks numbered host after host",
         r"InvalidSetting: exchange among hosts .* flat vectors|refused to attach: .* flat vectors",
         r"InvalidSetting: exchange must be one that knows no hosts",

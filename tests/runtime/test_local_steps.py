@@ -24,7 +24,6 @@ from gradwire.runtime.local_steps.local_steps import cut_into
 from gradwire.runtime.local_steps.outer import DILOCO
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
-from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import through_a_file
 from tests.runtime.training import SMALL_MB, Net, adamw, batch, ddp, digest, loss_of, train
@@ -302,11 +301,6 @@ def in_a_static_ddp(rank: int, world: int) -> None:
 @pytest.mark.multi
 def test_a_ddp_that_averages_within_no_sync_is_refused(two: Ranks) -> None:
     two.run(in_a_static_ddp)
-
-
-def test_a_plan_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="plans follow the backward pass"):
-        gw.local_steps(net := Net(), adamw(net.parameters()), drawn(0), every=2)
 
 
 def test_momentum_on_both_sides_of_the_exchange_is_warned_of(

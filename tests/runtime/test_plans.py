@@ -165,9 +165,9 @@ def test_state_of_cut_parameters_is_saved_by_name(two: Ranks, plan: Plan) -> Non
         assert "topk" in algorithm
 
 
-def refused(plan: Plan, model: nn.Module, **settings: Any) -> str:
+def refused(plan: Plan, model: nn.Module) -> str:
     with pytest.raises(InvalidSetting) as caught:
-        gw.attach(model, plan, **keywords(**settings))
+        gw.attach(model, plan)
     return str(caught.value)
 
 
@@ -178,8 +178,6 @@ def test_plans_that_cannot_be_carried_out() -> None:
         plan.model_copy(update={"messages": ()}), other
     )
     assert "unknown tensor" in refused(plan, other)
-    assert "num_channels must be None beside a plan" in refused(plan, Net(), num_channels=2)
-    assert "compress_if must be None" in refused(plan, Net(), compress_if=everything)
     turned = Net()
     turned.first.weight = nn.Parameter(torch.zeros(13, 37).t())
     assert "whose elements do not lie in order in memory" in refused(plan, turned)
