@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -359,6 +359,16 @@ def test_a_part_of_an_attached_model_is_attached_already() -> None:
 def test_a_setting_of_the_wrong_kind_is_refused_by_name(setting: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{setting} must be .*got .*; "):
         gw.attach(linear(), DENSE, **keywords(**{setting: value}))
+
+
+def test_a_keyword_that_went_into_an_object_is_refused_with_its_place() -> None:
+    attach, local_steps = cast(Any, gw.attach), cast(Any, gw.local_steps)
+    with pytest.raises(InvalidSetting, match=r"timeout= is .* failure=gw\.FailurePolicy\(timeout="):
+        attach(linear(), DENSE, timeout=30)
+    with pytest.raises(InvalidSetting, match=r"local_steps\(\.\.\., options=gw\.Options\(shards="):
+        local_steps(model := linear(), momentum(model.parameters()), DENSE, every=2, shards=None)
+    with pytest.raises(InvalidSetting, match=r"options must be a gw\.Options or None, got 'dict'"):
+        attach(linear(), DENSE, options={"num_channels": 2})
 
 
 def dropped() -> weakref.ref[nn.Module]:

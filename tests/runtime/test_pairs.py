@@ -27,6 +27,7 @@ from gradwire.runtime.setup.pairs import (
     LOCAL,
     REDUCE_SCATTER,
     REFUSED,
+    WHOLE,
     Refusal,
 )
 from gradwire_bench.runs.pairs import ALL, MARKS, SHOWN, markdown, pairs, refusal_of, together
@@ -63,6 +64,7 @@ def exchange_of(features: set[str], model: nn.Module) -> Any:
     made = {
         "error feedback": lambda: codecs.topk(density=0.1),
         "momentum correction": lambda: gw.with_momentum_correction(codecs.topk(density=0.1)),
+        WHOLE: lambda: codecs.powersgd(rank=2),
         "powersgd": lambda: codecs.powersgd(rank=2),
         "deft": lambda: codecs.deft(density=0.1),
         "selective": lambda: codecs.selective(density=0.1),

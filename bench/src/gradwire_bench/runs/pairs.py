@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from gradwire.runtime.setup.pairs import CAUTIONS, DTENSORS, LOCAL, REFUSED, Refusal
+from gradwire.runtime.setup.pairs import CAUTIONS, DTENSORS, LOCAL, REFUSED, WHOLE, Refusal
 
 EXCHANGES = (
     "none",
@@ -33,7 +33,10 @@ ALL = (
 """The features whose pairs the table is of; an attach has one exchange and one kind of model."""
 SHOWN = "tests/runtime/test_pairs.py::test_what_goes_together"
 """The test that trains with each pair that is not refused."""
-_IMPLIED = {"a plan with overlap": "a plan"}
+_IMPLIED = {
+    "a plan with overlap": "a plan",
+    **dict.fromkeys(("powersgd", "deft", "selective"), WHOLE),
+}
 MARKS = "<!-- pairs -->", "<!-- end of the pairs -->"
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ...contract import Exchange
 from ...errors import InvalidSetting, invalid
 from ...exchange.by_name import momentum_of, named_collective
 from ...exchange.error_feedback import Wrapper
@@ -98,13 +99,20 @@ def _ranks_per_host(facts: Facts) -> str:
     return f"hosts of {number} ranks" if number > 1 else ""
 
 
+def _whole(facts: Facts) -> Any:
+    exchange = facts.settings.exchange
+    return exchange if isinstance(exchange, Exchange) and exchange.keeps_whole else None
+
+
 DTENSORS, HALF = "DTensors (fully_shard)", "scaler, float16 parameters"
+WHOLE = "an exchange of whole tensors"
 _FIELDS = [one for kind in BOTH.values() for one in fields(kind)]
 FEATURES: dict[str, Callable[[Facts], Any]] = {
     "a plan": lambda facts: facts.settings.plan and "a plan",
     "a plan with overlap": _overlaps,
     "auto": lambda facts: facts.settings.pilot,
     "momentum correction": _no_gradients,
+    WHOLE: _whole,
     LOCAL: lambda facts: facts.way == LOCAL,
     REDUCE_SCATTER: lambda facts: facts.way == REDUCE_SCATTER,
     "DDP": lambda facts: isinstance(facts.model, DistributedDataParallel),
@@ -161,6 +169,7 @@ _NO_PLAN = "a compressor or an exchange, as plans follow the backward pass"
 _ITSELF = "give the exchange itself, compress_if= and delay="
 _GATHERED = "call gw.attach, or train a model that is whole on each rank"
 _GRADIENTS = "an exchange of gradients: means of momentum cannot be compared with theirs"
+_FLAT = "one that acts on flat vectors: each rank of a host exchanges a share"
 _HOSTS_SHARDS = "None beside mesh=: a layer's shards and hosts of several ranks do not go together"
 _OF_ATTACH = ("shards", "guard_every", "backend", "on_failure", "rejoin", "check_every")
 _OF_MESSAGES = ("bucket_cap_mb", "num_channels", "trace_steps", "checksums")
@@ -198,6 +207,10 @@ REFUSED: tuple[Refusal, ...] = (
                 "a plan that overlaps the next forward pass: its updates cannot be undone",
             ),
         )
+    ),
+    Refusal(
+        *(WHOLE, "mesh", _FLAT, "attach it without mesh=, or take another one"),
+        what="exchange among hosts of several ranks",
     ),
     Refusal(
         *("momentum correction", "guard_every", _GRADIENTS, "leave guard_every out"),
