@@ -321,7 +321,7 @@ def wrong(rank: int, world: int) -> list[str]:
 
     def refused(model: nn.Module, **settings: Any) -> None:
         with pytest.raises(InvalidSetting) as raised:
-            gw.attach(model, DENSE, **settings)
+            gw.attach(model, DENSE, **keywords(**settings))
         told.append(str(raised.value))
 
     replicate = mesh["replicate"]

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -362,13 +362,13 @@ def test_a_setting_of_the_wrong_kind_is_refused_by_name(setting: str, value: Any
 
 
 def test_a_keyword_that_went_into_an_object_is_refused_with_its_place() -> None:
-    attach, local_steps = cast(Any, gw.attach), cast(Any, gw.local_steps)
+    calls: Any = {"each step": gw.attach, "local": gw.local_steps}
     with pytest.raises(InvalidSetting, match=r"timeout= is .* failure=gw\.FailurePolicy\(timeout="):
-        attach(linear(), DENSE, timeout=30)
+        calls["each step"](linear(), DENSE, timeout=30)
     with pytest.raises(InvalidSetting, match=r"local_steps\(\.\.\., options=gw\.Options\(shards="):
-        local_steps(model := linear(), momentum(model.parameters()), DENSE, every=2, shards=None)
+        calls["local"](linear(), None, DENSE, every=2, shards=None)
     with pytest.raises(InvalidSetting, match=r"options must be a gw\.Options or None, got 'dict'"):
-        attach(linear(), DENSE, options={"num_channels": 2})
+        calls["each step"](linear(), DENSE, options={"num_channels": 2})
 
 
 def dropped() -> weakref.ref[nn.Module]:

@@ -40,9 +40,8 @@ from .handle import Handle
 from .setup.fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
 from .setup.options import FailurePolicy, Options, takes_options
 from .setup.pairs import DTENSORS, Facts, caution, refusal_of, refuse_pairs
-from .setup.refusals import mark_attached, refuse_wrong_model, sole_ddp
+from .setup.refusals import Strangers, mark_attached, refuse_wrong_model, sole_ddp
 from .setup.settings import Settings, sparse_weights, tables, trained
-from .setup.strangers import Strangers
 from .step.engine import Engine
 from .step.figures import Recorder
 from .step.fused import fused_messages

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ...contract import Exchange
 from ...errors import invalid
 from ..handle import Handle
-from ..setup.strangers import Strangers
+from ..setup.refusals import Strangers
 from ..step.progress import Progress
 from ..step.task_graph import wall_clock
 from .outer import Outer

@@ -53,9 +53,8 @@ from ..failure.membership import Membership
 from ..handle import Handle
 from ..setup.options import FailurePolicy, Options, takes_options
 from ..setup.pairs import LOCAL
-from ..setup.refusals import mark_attached, quietened, sole_ddp
+from ..setup.refusals import Strangers, mark_attached, quietened, sole_ddp
 from ..setup.settings import Settings
-from ..setup.strangers import Strangers
 from ..step.fused import fused_messages
 from ..step.hooked import untraced
 from ..step.messages import refuse_complex
