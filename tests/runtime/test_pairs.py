@@ -19,8 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
+from gradwire.planning.data.plan import Plan
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.setup.pairs import (
+    CUT_ROWS,
     DTENSORS,
     FEATURES,
     HALF,
@@ -46,7 +48,7 @@ class Small(nn.Module):
 
     def __init__(self, features: set[str]) -> None:
         super().__init__()
-        self.words = nn.Embedding(40, 8, sparse="sparse rows" in features)
+        self.words = nn.Embedding(40, 8, sparse=bool({"sparse rows", CUT_ROWS} & features))
         self.deep, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
         self._recomputes = "reentrant checkpoint" in features
 
@@ -68,15 +70,19 @@ def exchange_of(features: set[str], model: nn.Module) -> Any:
         "powersgd": lambda: codecs.powersgd(rank=2),
         "deft": lambda: codecs.deft(density=0.1),
         "selective": lambda: codecs.selective(density=0.1),
-        "a plan": lambda: drawn(0, model=model, cuts=rows_whole(features)),
-        "a plan with overlap": lambda: drawn(1, model=model, cuts=rows_whole(features)),
+        "a plan": lambda: plan_of(0, features, model),
+        "a plan with overlap": lambda: plan_of(1, features, model),
         "auto": lambda: "auto",
     }
     return next((make() for name, make in made.items() if name in features), "none")
 
 
-def rows_whole(features: set[str]) -> int:
-    return 0 if "sparse rows" in features else 2
+def plan_of(seed: int, features: set[str], model: nn.Module) -> Plan:
+    """A plan of what this rank holds of the model; rows are not cut."""
+    held = Small(features)
+    for own, param in zip(held.parameters(), model.parameters(), strict=True):
+        own.data = torch.empty_like(shard_of(param))
+    return drawn(seed, model=held, cuts=0 if "sparse rows" in features else 2)
 
 
 OPTIONS: dict[str, Any] = {
@@ -98,7 +104,6 @@ def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, i
     is_cut = bool(features & {DTENSORS, "shards"})
     torch.manual_seed(rank % 2 if "shards" in features else 0)
     net: Any = Small(features)
-    exchange = exchange_of(features, net)
     given = {name: value for name, value in OPTIONS.items() if name in features}
     if HALF in features:
         net.half()
@@ -106,6 +111,7 @@ def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, i
         fully_shard(net, mesh=device_mesh((4,)))
     elif DTENSORS in features:
         fully_shard(net, mesh=grid["shard"])
+    exchange = exchange_of(features, net)
     if "DDP" in features:
         group = grid["replicate"].get_group() if is_cut else None
         net = DistributedDataParallel(net, process_group=group)
@@ -148,11 +154,11 @@ def trained_with(features: set[str], rank: int) -> tuple[int, str]:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-    assert handle.step == STEPS
     if LOCAL in features:
         handle.end_period()
     else:
         handle.synchronize()
+    assert handle.step == STEPS
     handle.detach()
     after = digest(held(model))
     assert after != before
@@ -181,10 +187,9 @@ def test_what_goes_together(first: str, four: Ranks) -> None:
     """Ranks that average end with the same bits, which are other than those they began with."""
     ranks = four.run(trained, first, timeout_s=250.0)
     assert [*ranks[0]] == together(first)
-    for second in ranks[0]:
-        wrong = [text for place, text in (one[second] for one in ranks) if place < 0]
-        assert not wrong, f"{first} and {second}: {wrong[0]}"
-        assert len({*(one[second] for one in ranks)}) == len({one[second][0] for one in ranks})
+    ends = {second: {one[second] for one in ranks} for second in ranks[0]}
+    assert {name: text for name, each in ends.items() for place, text in each if place < 0} == {}
+    assert [s for s, each in ends.items() if len(each) != len({place for place, _ in each})] == []
 
 
 def refused(rank: int, world: int) -> list[str]:

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from gradwire.runtime.setup.pairs import CAUTIONS, DTENSORS, LOCAL, REFUSED, WHOLE, Refusal
+from gradwire.runtime.setup.pairs import (
+    CAUTIONS,
+    CUT_ROWS,
+    DTENSORS,
+    LOCAL,
+    REFUSED,
+    WHOLE,
+    Refusal,
+)
 
 EXCHANGES = (
     "none",
@@ -35,6 +43,7 @@ SHOWN = "tests/runtime/test_pairs.py::test_what_goes_together"
 """The test that trains with each pair that is not refused."""
 _IMPLIED = {
     "a plan with overlap": "a plan",
+    "sparse rows": CUT_ROWS,
     **dict.fromkeys(("powersgd", "deft", "selective"), WHOLE),
 }
 MARKS = "<!-- pairs -->", "<!-- end of the pairs -->"

@@ -21,7 +21,7 @@ from ...errors import InvalidSetting, invalid
 from ...exchange.by_name import momentum_of, named_collective
 from ...exchange.error_feedback import Wrapper
 from ...planning.default_fusion import NamedParam
-from ..grid.dtensors import has_dtensors
+from ..grid.dtensors import has_dtensors, is_dtensor
 from .options import BOTH
 from .settings import Settings, sparse_weights
 
@@ -105,7 +105,7 @@ def _whole(facts: Facts) -> Any:
 
 
 DTENSORS, HALF = "DTensors (fully_shard)", "scaler, float16 parameters"
-WHOLE = "an exchange of whole tensors"
+WHOLE, CUT_ROWS = "an exchange of whole tensors", "sparse rows of DTensors"
 _FIELDS = [one for kind in BOTH.values() for one in fields(kind)]
 FEATURES: dict[str, Callable[[Facts], Any]] = {
     "a plan": lambda facts: facts.settings.plan and "a plan",
@@ -119,6 +119,9 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
     DTENSORS: lambda facts: has_dtensors(facts.params),
     "mesh": _ranks_per_host,
     "sparse rows": lambda facts: next(iter(_rows(facts)), ""),
+    CUT_ROWS: lambda facts: next(
+        (n for n in _rows(facts) if is_dtensor(dict(facts.params)[n])), ""
+    ),
     HALF: _half,
     **{one.name: _set(one.name, one.default) for one in _FIELDS},
     "shards": lambda facts: facts.num_shards > 1 and facts.num_shards,
@@ -169,6 +172,7 @@ _NO_PLAN = "a compressor or an exchange, as plans follow the backward pass"
 _ITSELF = "give the exchange itself, compress_if= and delay="
 _GATHERED = "call gw.attach, or train a model that is whole on each rank"
 _GRADIENTS = "an exchange of gradients: means of momentum cannot be compared with theirs"
+_DENSE = "make the embedding with sparse=False"
 _FLAT = "one that acts on flat vectors: each rank of a host exchanges a share"
 _HOSTS_SHARDS = "None beside mesh=: a layer's shards and hosts of several ranks do not go together"
 _OF_ATTACH = ("shards", "guard_every", "backend", "on_failure", "rejoin", "check_every")
@@ -207,6 +211,11 @@ REFUSED: tuple[Refusal, ...] = (
                 "a plan that overlaps the next forward pass: its updates cannot be undone",
             ),
         )
+    ),
+    Refusal(
+        *(CUT_ROWS, DTENSORS, "sparse=False, as torch cuts no rows of gradients", _DENSE),
+        what="the embedding of {0}",
+        given="sparse=True",
     ),
     Refusal(
         *(WHOLE, "mesh", _FLAT, "attach it without mesh=, or take another one"),
