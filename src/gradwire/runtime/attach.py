@@ -211,7 +211,7 @@ class Attachment:
             self.model = model
             self.settings = settings = settings.checked(grid.mesh, who)
             self.params = trained(model)
-            refuse_pairs(Facts(model, self.params, settings, shards.world, self.way))
+            refuse_pairs(Facts(model, self.params, settings, self.way))
             refuse_other_shards(model, grid.ranks)
             self.held = [(name, as_reals(shard_of(param))) for name, param in self.params]
             own = self._fingerprint(shards, self.prepare())
@@ -274,8 +274,7 @@ class Attachment:
                 serves = connect(engine, settings.options.backend, networks, messages)
             if not newcomer and engine.world > 1 and not is_ddp:
                 engine.broadcast(self._shared())
-            shards = grid.shards.world
-            caution(Facts(self.model, self.params, settings, shards, self.way, self.optimizer))
+            caution(Facts(self.model, self.params, settings, self.way, self.optimizer))
             synchroniser = Synchroniser(engine, messages, dict(self.held), self.check())
             progress = Progress(
                 synchroniser, recorder, self.params, settings.scaler, _guard(settings)

@@ -65,7 +65,7 @@ def reduce_scatter(
     who, timeout = join(group, given.patience), given.patience
     with refusing(who):
         settings = given.checked(None, who)
-        refuse_pairs(Facts(model, [*params.items()], settings, way=REDUCE_SCATTER))
+        refuse_pairs(Facts(model, [*params.items()], settings, REDUCE_SCATTER))
         compress_if = settings.options.compress_if
         dense = {name for name, param in params.items() if not compress_if(name, param)}
         found = [(module, _columns(module, params, who.world)) for module in modules]

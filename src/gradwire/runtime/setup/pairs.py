@@ -35,7 +35,6 @@ class Facts(NamedTuple):
     model: nn.Module
     params: Sequence[NamedParam]
     settings: Settings
-    num_shards: int = 1
     way: str = "attach"
     optimizer: Optimizer | None = None
     """The optimizer that takes the means."""
@@ -99,6 +98,12 @@ def _ranks_per_host(facts: Facts) -> str:
     return f"hosts of {number} ranks" if number > 1 else ""
 
 
+def _num_shards(facts: Facts) -> int | None:
+    given = facts.settings.options.shards
+    number = 1 if given is None else given.size()
+    return number if number > 1 else None
+
+
 def _whole(facts: Facts) -> Any:
     exchange = facts.settings.exchange
     return exchange if isinstance(exchange, Exchange) and exchange.keeps_whole else None
@@ -124,7 +129,7 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
     ),
     HALF: _half,
     **{one.name: _set(one.name, one.default) for one in _FIELDS},
-    "shards": lambda facts: facts.num_shards > 1 and facts.num_shards,
+    "shards": _num_shards,
     # What only cautions ask for.
     "an overlapping plan": lambda facts: facts.settings.overlaps,
     "no optimizer": _no_optimizer,
