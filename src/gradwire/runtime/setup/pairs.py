@@ -184,6 +184,11 @@ _OF_ATTACH = ("shards", "guard_every", "backend", "on_failure", "rejoin", "check
 _OF_MESSAGES = ("bucket_cap_mb", "num_channels", "trace_steps", "checksums")
 
 REFUSED: tuple[Refusal, ...] = (
+    *(
+        Refusal(name, way, f"left out under {way}, which has no use of it", _OUT)
+        for way, names in ((LOCAL, _OF_ATTACH), (REDUCE_SCATTER, _OF_ATTACH + _OF_MESSAGES))
+        for name in names
+    ),
     Refusal("shards", "mesh", _HOSTS_SHARDS, "leave one of them out"),
     Refusal(
         *("mesh", DTENSORS, "None beside parameters that are DTensors"),
@@ -232,11 +237,6 @@ REFUSED: tuple[Refusal, ...] = (
     ),
     *(Refusal(plan, LOCAL, _NO_PLAN, _ITSELF, "exchange") for plan in ("a plan", "auto")),
     Refusal(DTENSORS, LOCAL, "plain parameters", _GATHERED, "model", "one of DTensors"),
-    *(
-        Refusal(name, way, f"left out under {way}, which has no use of it", _OUT)
-        for way, names in ((LOCAL, _OF_ATTACH), (REDUCE_SCATTER, _OF_ATTACH + _OF_MESSAGES))
-        for name in names
-    ),
 )
 """Every pair that is refused; where several are, the first of them is raised."""
 
