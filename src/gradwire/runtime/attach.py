@@ -40,8 +40,8 @@ from .handle import Handle
 from .setup.fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
 from .setup.options import FailurePolicy, Options, takes_options
 from .setup.pairs import DTENSORS, Facts, caution, refusal_of, refuse_pairs
-from .setup.refusals import Strangers, mark_attached, refuse_wrong_model, sole_ddp
-from .setup.settings import Settings, sparse_weights, tables, trained
+from .setup.refusals import Strangers, refuse_wrong_model, sole_ddp
+from .setup.settings import Settings, exchanges_in, sparse_weights, tables, trained
 from .step.engine import Engine
 from .step.figures import Recorder
 from .step.fused import fused_messages
@@ -345,7 +345,8 @@ class Attachment:
         if settings.plan is None:
             widths = tables(model)
             shared["embeddings' tables"] = [name for name, p in self.held if id(p) in widths]
-        if _same_threads(settings):
+        used = exchanges_in(settings.exchange)
+        if any(one.same_threads for one in used) or not used:  # as what a pilot may choose asks for
             shared["torch.get_num_threads()"] = torch.get_num_threads()
         return fingerprint(self._tensors(), shared)
 
@@ -387,8 +388,7 @@ class Attachment:
         Whoever is made here knows those made before it, and none made after.
         """
         model, params, settings = self.model, self.params, self.settings
-        undo.callback(mark_attached(model, params))
-        strangers = Strangers(model, progress.give_up)
+        strangers = Strangers(model, params, progress.give_up)
         undo.callback(strangers.remove)
         hooks = controls = cut = buckets = None
         if isinstance(model, DistributedDataParallel):
@@ -457,16 +457,6 @@ def _guard(settings: Settings) -> Guard | None:
     from .failure.guard import Guard
 
     return Guard(settings.options.guard_every)
-
-
-def _same_threads(settings: Settings) -> bool:
-    if isinstance(settings.exchange, Exchange):
-        return settings.exchange.same_threads
-    if settings.plan is None:
-        return True  # as what a pilot may choose asks for
-    from ..planning.exchanges import exchanges_of
-
-    return any(one.same_threads for one in exchanges_of(settings.plan).values())
 
 
 def _digest(settings: Settings) -> object:

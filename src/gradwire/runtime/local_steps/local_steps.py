@@ -53,7 +53,7 @@ from ..failure.membership import Membership
 from ..handle import Handle
 from ..setup.options import FailurePolicy, Options, takes_options
 from ..setup.pairs import LOCAL
-from ..setup.refusals import Strangers, mark_attached, quietened, sole_ddp
+from ..setup.refusals import Strangers, quietened, sole_ddp
 from ..setup.settings import Settings
 from ..step.fused import fused_messages
 from ..step.hooked import untraced
@@ -203,8 +203,7 @@ class _Locally(Attachment):
     def hook(self, progress: Progress, undo: ExitStack) -> Handle:
         undo.enter_context(self._quiet.pop_all())
         self._outer.restart()
-        undo.callback(mark_attached(self.model, self.params))
-        strangers = Strangers(self.model, progress.give_up)
+        strangers = Strangers(self.model, self.params, progress.give_up)
         undo.callback(strangers.remove)
         handle = LocalSteps(
             self.model,

@@ -240,23 +240,16 @@ REFUSED: tuple[Refusal, ...] = (
 )
 """Every pair that is refused; where several are, the first of them is raised."""
 
+_PLAIN = "attach the plain module to overlap it"
 _NOT_OVERLAPPED = "the plan overlaps the next forward pass, and this run does not: "
 CAUTIONS: tuple[Caution, ...] = (
-    Caution(
-        "an overlapping plan",
-        "DDP",
-        f"{_NOT_OVERLAPPED}DDP's backward() waits for all gradients; attach the plain module to "
-        "overlap it",
-    ),
-    Caution(
-        "an overlapping plan",
-        "DTensors (fully_shard)",
-        f"{_NOT_OVERLAPPED}parameters are DTensors, whose forward pass torch itself arranges",
-    ),
-    Caution(
-        "an overlapping plan",
-        "no optimizer",
-        f"{_NOT_OVERLAPPED}attach got no optimizer=, whose step it would have to cut",
+    *(
+        Caution("an overlapping plan", other, f"{_NOT_OVERLAPPED}{why}")
+        for other, why in (
+            ("DDP", f"DDP's backward() waits for all gradients; {_PLAIN}"),
+            (DTENSORS, "parameters are DTensors, whose forward pass torch itself arranges"),
+            ("no optimizer", "attach got no optimizer=, whose step it would have to cut"),
+        )
     ),
     Caution(
         "momentum in the exchange",

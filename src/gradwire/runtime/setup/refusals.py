@@ -89,7 +89,7 @@ def is_attached(param: Tensor) -> bool:
     return known is not None and known() is param
 
 
-def mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[], None]:
+def _mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[], None]:
     """Notes that a model's ``params`` are exchanged from now on; returns a function to undo it."""
     ids = [id(param) for _, param in params]
     root = weakref.ref(model)
@@ -305,7 +305,8 @@ _END = object()
 class Strangers:
     """Watches one model for parameters that come into it after attach, which nobody exchanges.
 
-    ``give_up(text)`` fails on behalf of this rank, tells the others, and returns the error.
+    ``params`` are those that are exchanged. ``give_up(text)`` fails on behalf of this rank, tells
+    the others, and returns the error.
 
     ``load_state_dict(assign=True)``, a new head, ``parametrize`` and ``fully_shard`` put other
     parameters in the place of those that are exchanged, and every rank would train its own. A look
@@ -322,7 +323,13 @@ class Strangers:
     These are no strangers: a stranger among sharded parameters is sharded too, or has a new name.
     """
 
-    def __init__(self, model: nn.Module, give_up: Callable[[str], BaseException]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Sequence[NamedParam],
+        give_up: Callable[[str], BaseException],
+    ) -> None:
+        self._forget = _mark_attached(model, params)
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
         self._ddp, self._give_up = model, give_up
         ignored = model.parameters_to_ignore if isinstance(model, DistributedDataParallel) else ()
@@ -349,6 +356,7 @@ class Strangers:
         """Stops watching."""
         for hook in (*self._hooks, *(hook for _, hook in self._armed)):
             hook.remove()
+        self._forget()
 
     def before_backward(self) -> None:
         """Raises, on all ranks, if the model has strangers when a backward pass begins."""

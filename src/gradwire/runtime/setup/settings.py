@@ -175,13 +175,20 @@ def algorithm(exchange: Exchange | Plan | Pilot) -> str:
     """
     if isinstance(exchange, Exchange):
         return repr(exchange)
-    if (plan := plan_in(exchange)) is None:
-        return "whatever a pilot chooses"
+    texts = sorted({repr(one) for one in exchanges_in(exchange)})
+    return f"plan of {', '.join(texts)}" if texts else "whatever a pilot chooses"
+
+
+def exchanges_in(given: object) -> list[Exchange]:
+    """An exchange itself, those that a plan uses, none for a pilot."""
+    if isinstance(given, Exchange):
+        return [given]
+    if (plan := plan_in(given)) is None:
+        return []
     from ...planning.exchanges import exchanges_of
 
     used = {message.exchange for message in plan.messages}
-    texts = {repr(made) for name, made in exchanges_of(plan).items() if name in used}
-    return f"plan of {', '.join(sorted(texts))}"
+    return [one for name, one in exchanges_of(plan).items() if name in used]
 
 
 def resolve(given: Any) -> Exchange | Plan | Pilot:
