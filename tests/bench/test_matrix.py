@@ -120,7 +120,7 @@ def test_the_table_goes_between_the_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     with pytest.raises(InvalidSetting, match="a page with"):
         write(found, page)
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\n{''.join(MARKS)}\nafter\n")
+    page.write_text(f"before\n{BEGIN}\nstale\n{END}\n{''.join(MARKS)}\nafter\n")
     write(found, page)
     text = page.read_text()
     assert "| a plan | local_steps | exchange must be a compressor or an exchange" in text
@@ -128,7 +128,7 @@ def test_the_table_goes_between_the_marks(tmp_path: Path) -> None:
     assert "1 cells: 0 same, 0 refused, 0 skipped, 1 WRONG." in text
     assert text.startswith("before")
     assert text.endswith("after\n")
-    assert "old" not in text
+    assert "stale" not in text
 
 
 def test_the_page_has_every_program() -> None:

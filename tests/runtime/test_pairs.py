@@ -30,7 +30,7 @@ from gradwire.runtime.setup.pairs import (
     REDUCE_SCATTER,
     REFUSED,
     WHOLE,
-    Refusal,
+    RefusedPair,
 )
 from gradwire.runtime.setup.refusals import sole_ddp
 from gradwire.runtime.setup.settings import sparse_weights, trained
@@ -215,7 +215,7 @@ def refused(rank: int, world: int) -> list[str]:
     return found
 
 
-def sentence(one: Refusal) -> str:
+def sentence(one: RefusedPair) -> str:
     """A pattern of what a user reads."""
     said = re.escape(f"{one.what or one.first} must be {one.accepted}, got ")
     return re.sub(r"\\\{[01]\\\}", ".*", said) + ".*; " + re.escape(one.remedy)

@@ -30,7 +30,7 @@ from ..runtime.state.plain import values_of_all
 from ..runtime.state.redistribution import place_name
 
 AnyExchange = Exchange | Compressor | Plan | str | Path
-"""What ``gw.attach`` takes as the exchange."""
+"""The exchange, in every form that ``gw.attach`` takes."""
 _log = logging.getLogger("gradwire")
 
 

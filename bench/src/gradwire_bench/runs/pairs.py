@@ -15,7 +15,7 @@ from gradwire.runtime.setup.pairs import (
     LOCAL,
     REFUSED,
     WHOLE,
-    Refusal,
+    RefusedPair,
 )
 
 EXCHANGES = (
@@ -58,7 +58,7 @@ def pairs() -> list[tuple[str, str]]:
     ]
 
 
-def refusal_of(first: str, second: str) -> Refusal | None:
+def refusal_of(first: str, second: str) -> RefusedPair | None:
     """The refusal of a pair; None where it goes together."""
     own = [{name, _IMPLIED.get(name, name)} for name in (first, second)]
     for one in REFUSED:
@@ -92,6 +92,6 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-def _sentence(one: Refusal) -> str:
+def _sentence(one: RefusedPair) -> str:
     text = f"{one.what or one.first} must be {one.accepted}; {one.remedy}"
     return text.format("...", one.second)

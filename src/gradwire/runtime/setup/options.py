@@ -39,7 +39,7 @@ class Options:
     """The tensor-parallel group, or that dimension of a mesh, for exchanges that ask the other
     shards of a layer."""
     backend: str = "auto"
-    """What sends between hosts: "gloo", "nccl", or "auto", which measures both."""
+    """The back end between hosts: "gloo", "nccl", or "auto", which measures both."""
     guard_every: int | None = None
     """Steps between two comparisons of some means with dense ones (``stats()["guard"]``)."""
     trace_steps: int = 4
@@ -48,7 +48,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
-    """What becomes of lost ranks and damaged bits. All ranks give the same.
+    """The way with lost ranks and damaged bits. All ranks give the same.
 
     >>> FailurePolicy(on_failure="shrink").timeout
     datetime.timedelta(seconds=300)

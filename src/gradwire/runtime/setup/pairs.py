@@ -30,7 +30,7 @@ LOCAL, REDUCE_SCATTER = "local_steps", "fsdp.reduce_scatter"
 
 
 class Facts(NamedTuple):
-    """What features are found in: an attach's model and settings, and the function called."""
+    """The facts of an attach in which features are found, and the function that was called."""
 
     model: nn.Module
     params: Sequence[NamedParam]
@@ -140,7 +140,7 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
 }
 
 
-class Refusal(NamedTuple):
+class RefusedPair(NamedTuple):
     """Two features that do not go together, and the parts of the sentence that a user reads.
 
     ``accepted`` and ``what``, by default the first feature, may have {0} and {1}, the values of the
@@ -183,24 +183,24 @@ _HOSTS_SHARDS = "None beside mesh=: a layer's shards and hosts of several ranks 
 _OF_ATTACH = ("shards", "guard_every", "backend", "on_failure", "rejoin", "check_every")
 _OF_MESSAGES = ("bucket_cap_mb", "num_channels", "trace_steps", "checksums")
 
-REFUSED: tuple[Refusal, ...] = (
+REFUSED: tuple[RefusedPair, ...] = (
     *(
-        Refusal(name, way, f"left out under {way}, which has no use of it", _OUT)
+        RefusedPair(name, way, f"left out under {way}, which has no use of it", _OUT)
         for way, names in ((LOCAL, _OF_ATTACH), (REDUCE_SCATTER, _OF_ATTACH + _OF_MESSAGES))
         for name in names
     ),
-    Refusal("shards", "mesh", _HOSTS_SHARDS, "leave one of them out"),
-    Refusal(
+    RefusedPair("shards", "mesh", _HOSTS_SHARDS, "leave one of them out"),
+    RefusedPair(
         *("mesh", DTENSORS, "None beside parameters that are DTensors"),
         "write group=mesh['replicate'] instead",
     ),
     *(
-        Refusal(name, plan, "None beside a plan, which decides it", _OUT)
+        RefusedPair(name, plan, "None beside a plan, which decides it", _OUT)
         for name in ("bucket_cap_mb", "num_channels", "compress_if")
         for plan in ("a plan", "auto")
     ),
     *(
-        Refusal(first, "auto", f"{accepted} beside {{1}}", remedy, what, given)
+        RefusedPair(first, "auto", f"{accepted} beside {{1}}", remedy, what, given)
         for first, what, given, accepted, remedy in (
             ("shards", "", "", "None", _INSTEAD),
             (DTENSORS, "model", "one of DTensors", "plain parameters", _INSTEAD),
@@ -209,7 +209,7 @@ REFUSED: tuple[Refusal, ...] = (
         )
     ),
     *(
-        Refusal("on_failure", other, f"'end' beside {why}", _GO_ON)
+        RefusedPair("on_failure", other, f"'end' beside {why}", _GO_ON)
         for other, why in (
             ("DDP", "a DDP model, whose own connections break"),
             ("mesh", "hosts of several ranks, which hold shares"),
@@ -222,21 +222,21 @@ REFUSED: tuple[Refusal, ...] = (
             ),
         )
     ),
-    Refusal(
+    RefusedPair(
         *(CUT_ROWS, DTENSORS, "sparse=False, as torch cuts no rows of gradients", _DENSE),
         what="the embedding of {0}",
         given="sparse=True",
     ),
-    Refusal(
+    RefusedPair(
         *(WHOLE, "mesh", _FLAT, "attach it without mesh=, or take another one"),
         what="exchange among hosts of several ranks",
     ),
-    Refusal(
+    RefusedPair(
         *("momentum correction", "guard_every", _GRADIENTS, "leave guard_every out"),
         what="exchange beside guard_every",
     ),
-    *(Refusal(plan, LOCAL, _NO_PLAN, _ITSELF, "exchange") for plan in ("a plan", "auto")),
-    Refusal(DTENSORS, LOCAL, "plain parameters", _GATHERED, "model", "one of DTensors"),
+    *(RefusedPair(plan, LOCAL, _NO_PLAN, _ITSELF, "exchange") for plan in ("a plan", "auto")),
+    RefusedPair(DTENSORS, LOCAL, "plain parameters", _GATHERED, "model", "one of DTensors"),
 )
 """Every pair that is refused; where several are, the first of them is raised."""
 
@@ -276,7 +276,7 @@ CAUTIONS: tuple[Caution, ...] = (
 
 
 def found(pairs: Sequence[Any], facts: Facts) -> list[tuple[Any, Any, Any]]:
-    """Those of the table's ``pairs`` whose features are both there, with the features' values."""
+    """The table's ``pairs`` whose features are both there, each with its features' values."""
     values = {name: find(facts) for name, find in FEATURES.items()}
     both = [(one, values[one.first], values[one.second]) for one in pairs]
     return [one for one in both if one[1] and one[2]]
@@ -294,6 +294,6 @@ def caution(facts: Facts) -> None:
         _log.warning("%s", one.text.format(first, second))
 
 
-def refusal_of(first: str, second: str) -> Refusal:
+def refusal_of(first: str, second: str) -> RefusedPair:
     """The refusal of a pair, for checks that are made where an attach has no facts yet."""
     return next(one for one in REFUSED if (one.first, one.second) == (first, second))
