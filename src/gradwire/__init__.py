@@ -13,9 +13,8 @@ _PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Trait
     contract.collective.Collective contract.payload.Field contract.payload.Format
     contract.payload.Payload contract.spec.TensorSpec contract.trace.span.Span
     contract.trace.span.Trace errors.InvalidSetting errors.LoopMistake errors.RankFailed
-    errors.RanksDiffer errors.RanksLost exchange.by_name.exchange_for
-    exchange.by_name.run_local exchange.clipping.with_clipping
-    exchange.decoupled_momentum.with_decoupled_momentum
+    errors.RanksDiffer errors.RanksLost exchange.by_name.exchange_for exchange.by_name.run_local
+    exchange.clipping.with_clipping exchange.decoupled_momentum.with_decoupled_momentum
     exchange.deep_gradient_compression.deep_gradient_compression
     exchange.density_warmup.with_density_warmup exchange.error_feedback.residuals
     exchange.error_feedback.with_error_feedback exchange.momentum.with_momentum_correction
@@ -24,6 +23,7 @@ _PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Trait
     planning.data.profile.Profile planning.data.sparsity.SparsityProfile
     planning.measure.layers.profile planning.make_plan.plan runtime.attach.attach
     runtime.handle.Handle runtime.local_steps.local_steps.local_steps
+    runtime.setup.options.FailurePolicy runtime.setup.options.Options
     runtime.state.redistribution.redistribute runtime.step.figures.mean_residual_norm
 """
 _MODULES = {

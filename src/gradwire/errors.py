@@ -146,8 +146,8 @@ class LoopMistake(RankFailed):
 class RanksLost(RankFailed):
     """Ranks were lost and the others go on without them: the step is to be repeated.
 
-    Raised by ``backward()`` under ``attach(on_failure="shrink")``, on all survivors in the same
-    step. ``ranks`` are numbered as they were at attach. Gradients are None.
+    Raised by ``backward()`` under ``FailurePolicy(on_failure="shrink")``, on all survivors in the
+    same step. ``ranks`` are numbered as they were at attach. Gradients are None.
     """
 
 

@@ -45,6 +45,7 @@ from gradwire.kernels.compiler import find_compiler
 from gradwire.runtime.attach import attach
 from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire_bench.faults.faults_rank import exchange_of
+from tests.runtime.given import keywords
 
 WORLD, NUM_STEPS, EVERY = 3, 12, 3
 LOCALLY = "local_steps"
@@ -153,10 +154,12 @@ def trained(trial: Trial, rank: int, limit: timedelta, begin: Callable[[], Any])
     handle: Any
     if trial.way == LOCALLY:
         handle = local_steps(
-            model, optimizer, exchange, every=EVERY, timeout=limit, checksums=sealed
+            model, optimizer, exchange, every=EVERY, **keywords(timeout=limit, checksums=sealed)
         )
     else:
-        handle = attach(model, exchange, timeout=limit, checksums=sealed, bucket_cap_mb=0.008)
+        handle = attach(
+            model, exchange, **keywords(timeout=limit, checksums=sealed, bucket_cap_mb=0.008)
+        )
     begin()
     draw, digest = torch.Generator().manual_seed(rank), 0
     for step in range(NUM_STEPS):

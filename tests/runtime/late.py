@@ -30,8 +30,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from gradwire.dsl import build
-from gradwire.runtime import refusals
 from gradwire.runtime.device import devices
+from gradwire.runtime.setup import refusals
 
 Clock = dict[str, int]
 """How far each stream is known to have come, by name."""

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import gradwire as gw
 from gradwire.runtime.handle import Handle
+from tests.runtime.given import keywords
 from tests.runtime.training import ONEBIT, SMALL_MB
 
 
@@ -27,4 +28,6 @@ def mesh(num_hosts: int = 2) -> DeviceMesh:
 
 
 def attached_to(model: nn.Module, num_hosts: int, **settings: Any) -> Handle:
-    return gw.attach(model, ONEBIT, mesh=mesh(num_hosts), bucket_cap_mb=SMALL_MB, **settings)
+    return gw.attach(
+        model, ONEBIT, mesh=mesh(num_hosts), **keywords(bucket_cap_mb=SMALL_MB, **settings)
+    )

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 import gradwire as gw
-from tests.runtime.training import SMALL_MB, TOPK, Net, digest, momentum, train
+from tests.runtime.given import SMALL
+from tests.runtime.training import TOPK, Net, digest, momentum, train
 
 NUM_STEPS, LAST = 6, 3
 """The steps of the training, and the one after which a rank dies."""
@@ -31,7 +32,7 @@ def main(folder: Path) -> None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     net, path = Net(), folder / "checkpoint.pt"
     optimizer = momentum(net.parameters())
-    handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, TOPK, options=SMALL)
     if path.exists():
         found = torch.load(path, weights_only=True)
         net.load_state_dict(found["model"])
@@ -51,7 +52,7 @@ def main(folder: Path) -> None:
                 os._exit(3)
     handle.detach()
     whole = Net()
-    gw.attach(whole, TOPK, bucket_cap_mb=SMALL_MB)
+    gw.attach(whole, TOPK, options=SMALL)
     train(whole, momentum(whole.parameters()), rank, range(NUM_STEPS))
     same = digest(net) == digest(whole)
     (folder / f"rank-{rank}").write_text(f"start {start} began at {began}, same bits: {same}")

@@ -18,6 +18,7 @@ from gradwire.exchange.local import drive
 from gradwire.runtime.step.figures import Recorder
 from gradwire_bench.report import density as report
 from tests.laws.variable import above
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, Net, ddp, named, train
 
@@ -41,7 +42,7 @@ class Observed:
 def observed(rank: int, world: int, exchange: gw.Exchange, wrapped: bool = False) -> Observed:
     net = Net()
     model = ddp(net) if wrapped else net
-    handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB, trace_steps=KEPT_STEPS)
+    handle = gw.attach(model, exchange, **keywords(bucket_cap_mb=SMALL_MB, trace_steps=KEPT_STEPS))
     train(model, torch.optim.SGD(net.parameters(), lr=0.1), rank, range(NUM_STEPS))
     found = Observed(handle, net)
     handle.detach()

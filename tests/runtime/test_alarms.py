@@ -23,8 +23,9 @@ from gradwire.runtime.handle import Handle
 from gradwire.runtime.step import wire
 from gradwire.runtime.step.task_graph import Task
 from gradwire.runtime.step.wire import default_store
+from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import SMALL_MB, Net, momentum, train
+from tests.runtime.training import Net, momentum, train
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +89,7 @@ def test_every_error_can_be_told() -> None:
 def attached(rank: int) -> tuple[Handle, Any]:
     """A handle after two steps, and what trains it further."""
     model = Net()
-    handle = gw.attach(model, "topk", bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, "topk", options=SMALL)
     optimizer = momentum(model.parameters())
     train(model, optimizer, rank, range(2))
     return handle, lambda: train(model, optimizer, rank, range(2, 5))

@@ -31,6 +31,7 @@ from gradwire.runtime.device.streams import Mark, SideStream
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.wire import carry_out
 from tests.runtime import late
+from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_devices import ALL, FEW, Run, backward, layers, run, same
@@ -134,7 +135,7 @@ def one_mean(rank: int, world: int, exchange: Exchange) -> Tensor:
     noted.has_network = True
     layer = nn.ParameterList([torch.zeros(2 * SHARE).to("late")])
     everything: dict[str, Any] = {"compress_if": lambda name, param: True, "backend": "gloo"}
-    handle = gw.attach(layer, exchange, mesh=mesh(), **everything)
+    handle = gw.attach(layer, exchange, mesh=mesh(), **keywords(**everything))
     (layer[0] * drawn(rank).to("late")).sum().backward()
     handle.detach()
     assert not noted.wrong
@@ -203,7 +204,9 @@ def losing(rank: int, world: int) -> tuple[tuple[int, ...], float]:
     """The ranks that a survivor names, and the seconds until it does."""
     late.install().has_network = True
     model = layers("late")
-    handle = gw.attach(model, ONEBIT, compress_if=lambda name, param: True, backend="nccl")
+    handle = gw.attach(
+        model, ONEBIT, **keywords(compress_if=lambda name, param: True, backend="nccl")
+    )
     backward(model, rank, 0)
     if rank == 1:
         os._exit(1)
@@ -231,7 +234,7 @@ def test_a_lost_rank_is_named_where_devices_send() -> None:
 
 def of_ddp(rank: int, world: int, backend: str) -> str:
     """Who averages a DDP model's dense gradients."""
-    handle = gw.attach(ddp(Net()), DENSE, backend=backend, check_every=None)
+    handle = gw.attach(ddp(Net()), DENSE, **keywords(backend=backend, check_every=None))
     found: str = handle.stats()["averaged_by"]
     handle.detach()
     return found
@@ -261,7 +264,7 @@ def refused(rank: int, world: int, device: str, is_shared: bool) -> str:
     noted = late.install()
     noted.has_network = noted.is_shared = is_shared
     with pytest.raises(InvalidSetting) as raised:
-        gw.attach(layers(device), ONEBIT, backend="nccl")
+        gw.attach(layers(device), ONEBIT, options=gw.Options(backend="nccl"))
     noted.reset(None)
     return str(raised.value)
 
@@ -298,7 +301,7 @@ def test_a_fallback_is_told(late_two: Ranks) -> None:
 
 def differing(rank: int, world: int) -> str:
     with pytest.raises(RanksDiffer) as raised:
-        gw.attach(layers("cpu"), ONEBIT, backend="gloo" if rank else "auto")
+        gw.attach(layers("cpu"), ONEBIT, options=gw.Options(backend="gloo" if rank else "auto"))
     return str(raised.value)
 
 
@@ -309,7 +312,7 @@ def test_ranks_that_differ_are_told(late_two: Ranks) -> None:
 
 def test_a_backend_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="backend must be 'auto', 'gloo' or 'nccl', got 'mpi'"):
-        gw.attach(layers("cpu"), ONEBIT, backend="mpi")
+        gw.attach(layers("cpu"), ONEBIT, options=gw.Options(backend="mpi"))
 
 
 class AsNccl(ProcessGroupGloo):

@@ -17,11 +17,11 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.error_feedback import ErrorFeedback, residuals
 from gradwire.runtime.state.checkpoint import Origin, collect, loaded, move
 from gradwire.runtime.step.messages import Message, ParamRange
+from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     CHOSEN,
     ONEBIT,
-    SMALL_MB,
     TOPK,
     Net,
     adamw,
@@ -46,7 +46,7 @@ def resumed(rank: int, world: int, exchange: Exchange, wrapped: bool) -> tuple[s
     def fresh(seed: int) -> tuple[Net, Any, gw.runtime.handle.Handle, Any]:  # type: ignore[name-defined]
         net = Net(seed)
         model = ddp(net, broadcast_buffers=False) if wrapped else net
-        handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB)
+        handle = gw.attach(model, exchange, options=SMALL)
         return net, model, handle, adamw(model.parameters())
 
     net, model, handle, optimizer = fresh(0)
@@ -91,12 +91,12 @@ class counting(gw.compress.cast16):
 def counts(rank: int, world: int, collective: gw.Collective) -> None:
     exchange = gw.with_error_feedback(gw.pair(counting(), collective))
     net = Net()
-    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, exchange, options=SMALL)
     train(net, adamw(net.parameters()), rank, range(3))
     saved = through_a_file(handle.state_dict())
     handle.detach()
     net.zero_grad()
-    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, exchange, options=SMALL)
     handle.load_state_dict(saved)
     states = [message.state for message in handle._progress.messages]
     found = [t for state in states for path, t in leaves(state) if path.endswith("times_N")]
@@ -166,7 +166,7 @@ def test_a_setting_that_there_is_not_is_refused() -> None:
 
 def refusals(rank: int, world: int) -> dict[str, str]:
     net = Net()
-    handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, TOPK, options=SMALL)
     train(net, adamw(net.parameters()), rank, range(2))
     before = digest(handle.residuals().values())
     state = handle.state_dict()
@@ -215,14 +215,14 @@ def test_state_that_does_not_fit_is_refused_with_the_remedy(two: Ranks) -> None:
 
 def train_and_save(rank: int, world: int, chosen: Any) -> dict[str, Any]:
     net = Net()
-    handle = gw.attach(net, chosen, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, chosen, options=SMALL)
     train(net, adamw(net.parameters()), rank, range(3))
     return through_a_file(handle.state_dict())  # type: ignore[no-any-return]
 
 
 def load_and_go_on(rank: int, world: int, chosen: Any, states: list[dict[str, Any]]) -> str:
     net = Net()
-    handle = gw.attach(net, chosen, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, chosen, options=SMALL)
     handle.load_state_dict(states[rank])
     loaded = handle.residuals()
     for name, fields in states[rank]["params"].items():

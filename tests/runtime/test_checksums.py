@@ -17,8 +17,9 @@ from gradwire_bench.faults.accidents import FLIP_ON_THE_WAY, drawn
 from gradwire_bench.faults.faults_judge import judge
 from gradwire_bench.faults.faults_trial import Trials
 from gradwire_bench.faults.striking import flip_on_the_way
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import SMALL_MB, TOPK, Net, digest, momentum, train
+from tests.runtime.training import TOPK, Net, digest, momentum, train
 
 RING = gw.pair(gw.compress.none(), gw.collective.ring())
 PUSHED = gw.with_error_feedback(
@@ -29,7 +30,7 @@ EXCHANGES = {"send": RING, "all-gather": TOPK, "all-to-all": PUSHED}
 
 def trained(rank: int, world: int, exchange: Exchange, checksums: bool) -> tuple[str, float]:
     net = Net()
-    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, checksums=checksums)
+    handle = gw.attach(net, exchange, options=SMALL, failure=gw.FailurePolicy(checksums=checksums))
     train(net, momentum(net.parameters()), rank, range(2))
     wire_bytes = handle.stats()["wire_bytes_per_step"]
     handle.detach()
@@ -39,7 +40,7 @@ def trained(rank: int, world: int, exchange: Exchange, checksums: bool) -> tuple
 def learnt(rank: int, world: int) -> tuple[str, float]:
     net = Net()
     optimizer = momentum(net.parameters())
-    handle = gw.local_steps(net, optimizer, TOPK, every=1, checksums=True)
+    handle = gw.local_steps(net, optimizer, TOPK, every=1, **keywords(checksums=True))
     train(net, optimizer, rank, range(2))
     handle.detach()
     return digest(net), handle.stats()["wire_bytes_per_step"]
@@ -60,7 +61,7 @@ def struck(rank: int, world: int, name: str) -> Any:
     """Rank 1's payload of step 1 is damaged on its way to another process."""
     net = Net()
     limit = timedelta(seconds=10)
-    handle = gw.attach(net, EXCHANGES[name], checksums=True, timeout=limit)
+    handle = gw.attach(net, EXCHANGES[name], **keywords(checksums=True, timeout=limit))
     first, step = handle.synchroniser.messages[0], -1
     original: Any = first.text
 
@@ -109,4 +110,4 @@ def test_flips_behind_checksums_are_refused_on_all_ranks() -> None:
 
 def test_other_words_than_true_and_false_are_refused() -> None:
     with pytest.raises(InvalidSetting, match="checksums"):
-        gw.attach(torch.nn.Linear(2, 2), "none", checksums="yes")  # type: ignore[arg-type]
+        gw.attach(torch.nn.Linear(2, 2), "none", **keywords(checksums="yes"))  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from torch.optim import SGD
 
 import gradwire as gw
 from tests.runtime import plans
+from tests.runtime.given import keywords
 from tests.runtime.late_means import LateMeans, Rig
 from tests.runtime.late_means import same as same_values
 from tests.runtime.ranks import Ranks
@@ -72,7 +73,7 @@ def test_copies_are_not_attached(
     net = Net()
     given = settings(net)
     optimizer = given.get("optimizer") or momentum(net.parameters())
-    handle = gw.attach(net, **given)
+    handle = gw.attach(net, **keywords(**given))
     train(net, optimizer, 0, range(2))
     twin = made(net)
     handle.synchronize()

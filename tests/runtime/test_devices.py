@@ -22,6 +22,7 @@ from gradwire.runtime.device.staging import Staged
 from gradwire.runtime.device.streams import SideStream, StepMarks, Streams
 from gradwire.runtime.handle import Handle
 from tests.runtime import late
+from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import CHOSEN, EXCHANGES, ONEBIT, SMALL_MB, TOPK
@@ -73,7 +74,7 @@ def run(
     noted.has_network = has_network
     model = layers(device)
     settings = {"bucket_cap_mb": SMALL_MB, "compress_if": lambda name, param: True, **how}
-    handle = gw.attach(model, exchange, **settings)
+    handle = gw.attach(model, exchange, **keywords(**settings))
     means: list[Tensor] = []
     num_pinned = []
     noted.waits.clear()
@@ -99,7 +100,7 @@ def leaving_out(rank: int, world: int, exchange: Any) -> list[str]:
     noted = late.install()
     model = layers("late")
     handle = gw.attach(
-        model, exchange, bucket_cap_mb=SMALL_MB, compress_if=lambda name, param: True
+        model, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=lambda name, param: True)
     )
     for step in range(4):
         model.zero_grad()

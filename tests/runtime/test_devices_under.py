@@ -21,6 +21,7 @@ import gradwire as gw
 from gradwire.planning.data.plan import Plan
 from gradwire.runtime.ddp.comm_hook import DDPHooks
 from tests.runtime import late
+from tests.runtime.given import keywords
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import ONEBIT, TOPK
@@ -96,7 +97,7 @@ def train(
         settings["optimizer"] = optimizer
     else:
         settings |= {"bucket_cap_mb": SMALL_MB, "compress_if": lambda name, param: True}
-    handle = gw.attach(model, exchange, **settings)
+    handle = gw.attach(model, exchange, **keywords(**settings))
     for step in range(STEPS):
         if step <= 2 * under_ddp:  # DDP itself waits when it makes its buckets anew, in step 1
             noted.waits.clear()

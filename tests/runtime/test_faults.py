@@ -26,6 +26,7 @@ from gradwire.contract import Exchange
 from gradwire.errors import ExitCode
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.step import engine
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Outcome, at_once
 from tests.runtime.training import DENSE, SMALL_MB, Net, ddp, momentum, train
 
@@ -89,7 +90,7 @@ def suffer(rank: int, world: int, wrapped: bool, accident: Accident) -> Report |
     model = ddp(net, broadcast_buffers=False) if wrapped else net
     limit = timedelta(seconds=accident.timeout_s)
     dist.barrier()
-    gw.attach(model, exchange_of(accident.codec), bucket_cap_mb=SMALL_MB, timeout=limit)
+    gw.attach(model, exchange_of(accident.codec), **keywords(bucket_cap_mb=SMALL_MB, timeout=limit))
     optimizer = momentum(model.parameters())
     train(model, optimizer, rank, range(STEP))
     if rank == accident.victim and accident.how != "killed between steps":
@@ -136,12 +137,13 @@ SCRIPT = """
 import sys
 import torch.distributed as dist
 import gradwire as gw
-from tests.runtime.training import Net, SMALL_MB, momentum, train
+from tests.runtime.given import SMALL
+from tests.runtime.training import Net, momentum, train
 
 rank, port = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"tcp://127.0.0.1:{port}")
 model = Net()
-gw.attach(model, "onebit", bucket_cap_mb=SMALL_MB)
+gw.attach(model, "onebit", options=SMALL)
 optimizer = momentum(model.parameters())
 train(model, optimizer, rank, range(2))
 if rank == 1:
@@ -228,7 +230,7 @@ def attach_all(rank: int, world: int, accident: AttachAccident) -> tuple[str, An
         else:
             setattr(engine, accident.part, struck_by(accident.how))
     try:
-        gw.attach(Net(), DENSE, timeout=TIMEOUT)
+        gw.attach(Net(), DENSE, failure=gw.FailurePolicy(timeout=TIMEOUT))
     except Exception as error:
         return type(error).__name__, getattr(error, "ranks", None), str(error)
     return None

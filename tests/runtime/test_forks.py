@@ -20,6 +20,7 @@ from torch import nn
 import gradwire as gw
 from gradwire.errors import GradwireError
 from gradwire.runtime.step.task_graph import Task
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import TOPK, Net, ddp, digest, gradients, loss_of
 
@@ -31,7 +32,7 @@ def put(kind: str, **settings: Any) -> tuple[Net, nn.Module, Any]:
     """A model, the module to call, and its handle."""
     net = Net()
     model = ddp(net) if kind == "ddp" else net
-    return net, model, gw.attach(model, TOPK, **settings)
+    return net, model, gw.attach(model, TOPK, **keywords(**settings))
 
 
 def during_backward(net: Net, work: Callable[[], object]) -> None:

@@ -14,15 +14,16 @@ import gradwire as gw
 from gradwire.errors import RankFailed, RanksDiffer
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.state import joint_call
+from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import SMALL_MB, TOPK, Net, adamw, ddp, digest, train
+from tests.runtime.training import TOPK, Net, adamw, ddp, digest, train
 
 pytestmark = pytest.mark.multi
 
 
 def attached() -> tuple[Net, Handle]:
     net = Net()
-    return net, gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+    return net, gw.attach(net, TOPK, options=SMALL)
 
 
 def trained(rank: int) -> tuple[Net, Handle, Any]:

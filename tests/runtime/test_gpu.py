@@ -27,6 +27,7 @@ from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMes
 from gradwire.runtime.device.devices import Accelerator
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.wire import carry_directly
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import CHOSEN, SMALL_MB, Net, batch, named
 
@@ -99,7 +100,7 @@ def attached(exchange: Exchange | Plan, device: str) -> tuple[Layers, Handle]:
     if isinstance(exchange, Plan):
         return model, gw.attach(model, exchange)
     every = {"compress_if": lambda name, param: True}
-    return model, gw.attach(model, exchange, bucket_cap_mb=SMALL_MB, **every)
+    return model, gw.attach(model, exchange, **keywords(bucket_cap_mb=SMALL_MB, **every))
 
 
 def late_gradient(grad: Tensor) -> Tensor:
@@ -191,7 +192,7 @@ def with_scaler(rank: int, world: int, exchange: Exchange, device: str) -> tuple
     """A digest of what autocast and a scaler trained, and how much the loss fell."""
     model = Net().to(device)
     scaler = torch.amp.GradScaler(device, init_scale=1024.0)
-    handle = gw.attach(model, exchange, scaler=scaler, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, exchange, scaler=scaler, options=SMALL)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     kind = torch.float16 if device == "cuda" else torch.bfloat16
@@ -232,7 +233,7 @@ def over_nccl(rank: int, world: int, exchange: Exchange) -> list[str]:
     """The means of one rank whose own group is NCCL's."""
     group = dist.new_group([0], backend="nccl")
     model = Layers("cuda")
-    handle = gw.attach(model, exchange, group=group, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, exchange, group=group, options=SMALL)
     found = []
     for step in range(STEPS):
         model.zero_grad()

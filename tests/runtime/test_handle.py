@@ -19,6 +19,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.trace.span import Trace
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.step.wire import give_back, in_background
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
@@ -48,7 +49,9 @@ def observed(
     net = Net()
     model = ddp(net) if wrapped else net
     handle = gw.attach(
-        model, exchange, bucket_cap_mb=SMALL_MB, num_channels=NUM_CHANNELS, trace_steps=3
+        model,
+        exchange,
+        **keywords(bucket_cap_mb=SMALL_MB, num_channels=NUM_CHANNELS, trace_steps=3),
     )
     empty = handle.trace()
     train(model, adamw(model.parameters()), rank, range(5))
@@ -121,7 +124,7 @@ class Deep(nn.Sequential):
 def interleaved(rank: int, world: int) -> int:
     model = Deep()
     exchange = exchange_for(gw.compress.onebit())
-    handle = gw.attach(model, exchange, bucket_cap_mb=0.1, trace_steps=10)
+    handle = gw.attach(model, exchange, options=gw.Options(bucket_cap_mb=0.1, trace_steps=10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(10):
         torch.manual_seed(10 * step + rank)
@@ -158,7 +161,7 @@ def detached(rank: int, world: int, wrapped: bool) -> None:
         nn.functional.cross_entropy(model(x), y).backward()
         return gradients(net)
 
-    handle = gw.attach(model, TOPK, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, TOPK, options=SMALL)
     means = backward()
     handle.detach()
     handle.detach()
@@ -177,7 +180,7 @@ def detached(rank: int, world: int, wrapped: bool) -> None:
     assert not any(map(torch.equal, means[:1], after[:1]))
 
     model.zero_grad()
-    again = gw.attach(model, DENSE, bucket_cap_mb=SMALL_MB)
+    again = gw.attach(model, DENSE, options=SMALL)
     train(model, adamw(model.parameters()), rank, range(3))
     assert again.step == 3
     assert handle.step == 1
@@ -233,7 +236,7 @@ def test_detach_gives_connections_back(two: Ranks) -> None:
 def no_sync(rank: int, world: int, wrapped: bool) -> None:
     net = Net()
     model = ddp(net, broadcast_buffers=False) if wrapped else net
-    handle = gw.attach(model, DENSE, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, DENSE, options=SMALL)
     with handle.no_sync():
         train(model, torch.optim.SGD(model.parameters(), lr=0.0), rank, range(1))
     assert handle.step == 0
@@ -300,7 +303,7 @@ def elsewhere(rank: int, world: int, exchange: Exchange, device: str) -> str:
     optimizer = momentum(net.parameters())
     batches = [batch(rank, step) for step in range(3)]
     with torch.device(device):
-        handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB)
+        handle = gw.attach(net, exchange, options=SMALL)
         for inputs, targets in batches:
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(inputs), targets).backward()

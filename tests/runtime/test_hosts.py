@@ -24,10 +24,11 @@ from gradwire.exchange.two_level import with_hosts
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.wire import Circle, Routes
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import attached_to, device_mesh, mesh
 from tests.runtime.plans import drawn, through
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import CHOSEN, DENSE, ONEBIT, SMALL_MB, Net, ddp, digest, swift, train
+from tests.runtime.training import CHOSEN, DENSE, ONEBIT, Net, ddp, digest, swift, train
 
 pytestmark = pytest.mark.multi
 
@@ -58,7 +59,7 @@ def means_of(rank: int, world: int, exchange: Exchange) -> list[Tensor]:
     """The means of every layer in every step, each a message of its own."""
     model = layers()
     settings: dict[str, Any] = {"bucket_cap_mb": 1e-6, "compress_if": lambda name, param: True}
-    handle = gw.attach(model, exchange, mesh=mesh(), **settings)
+    handle = gw.attach(model, exchange, mesh=mesh(), **keywords(**settings))
     found = []
     for step in range(STEPS):
         backward(model, rank, step)
@@ -102,7 +103,7 @@ def trained(rank: int, world: int, num_hosts: int, exchange: Exchange, under_ddp
     model: nn.Module = Net()
     optimizer = swift(model.parameters())
     whole = ddp(model) if under_ddp else model
-    handle = gw.attach(whole, exchange, mesh=mesh(num_hosts), bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(whole, exchange, mesh=mesh(num_hosts), options=SMALL)
     losses = train(whole, optimizer, rank, range(12))
     handle.detach()
     return digest(model), losses[0], losses[-1]
@@ -121,7 +122,7 @@ def in_launchers_mesh(rank: int, world: int, size: str, place: str) -> tuple[str
     of_nodes = "2(x2)" if size.startswith("SLURM") else "2"
     with variables(**{size: of_nodes, place: str(rank % 2)}):
         model = Net()
-        handle = gw.attach(model, ONEBIT, mesh="torchrun", bucket_cap_mb=SMALL_MB)
+        handle = gw.attach(model, ONEBIT, mesh="torchrun", options=SMALL)
         train(model, swift(model.parameters()), rank, range(3))
         handle.detach()
     return digest(model), str(trained(rank, world, 2, ONEBIT, False)[0])
@@ -157,14 +158,13 @@ def given_wrongly(rank: int, world: int) -> list[str]:
 
     def attached(exchange: Any = ONEBIT, **settings: Any) -> None:
         with pytest.raises(InvalidSetting) as refused:
-            gw.attach(Net(), exchange, **settings)
+            gw.attach(Net(), exchange, **keywords(**settings))
         told.append(f"{type(refused.value).__name__}: {refused.value}")
 
     attached(mesh="slurm")
     attached(mesh=device_mesh((2, 2), ("local", "hosts")))
     attached(mesh=device_mesh((4,)))
     attached(mesh=grid, group=grid["hosts"])
-    attached(mesh=grid, shards=grid["local"])
     backwards = DeviceMesh("cpu", [[3, 2], [1, 0]], mesh_dim_names=("hosts", "local"))
     attached(mesh=backwards)
     attached(gw.compress.powersgd(), mesh=grid)
@@ -191,7 +191,6 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
         r"InvalidSetting: mesh must be a DeviceMesh of .* got .*'local', 'hosts'",
         r"InvalidSetting: mesh must be a DeviceMesh of",
         r"InvalidSetting: group must be None beside mesh=",
-        r"InvalidSetting: shards must be None beside mesh=",
         r"InvalidSetting: mesh must be ranks numbered host after host",
         r"InvalidSetting: exchange among hosts .* flat vectors|refused to attach: .* flat vectors",
         r"InvalidSetting: exchange must be an exchange without hosts",
@@ -220,7 +219,7 @@ def with_one_unused(rank: int, world: int) -> tuple[Tensor, Tensor, bool]:
     """A layer's residual before and after a step in which no rank uses it."""
     model = layers()
     settings: dict[str, Any] = {"bucket_cap_mb": 1.0, "compress_if": lambda name, param: True}
-    handle = gw.attach(model, ONEBIT, mesh=mesh(), **settings)
+    handle = gw.attach(model, ONEBIT, mesh=mesh(), **keywords(**settings))
     for step in range(2):
         backward(model, rank, step)
     before = handle.residuals()["1"].clone()
@@ -306,7 +305,7 @@ def test_plans_that_cut_anywhere_go_on_hosts_too(four: Ranks) -> None:
 def until_a_rank_dies(rank: int, world: int) -> str:
     """Rank 3 ends in the second step: it shares its host with rank 2 and its place with rank 1."""
     model = layers()
-    gw.attach(model, ONEBIT, mesh=mesh(), compress_if=lambda name, param: True)
+    gw.attach(model, ONEBIT, mesh=mesh(), options=gw.Options(compress_if=lambda name, param: True))
     backward(model, rank, 0)
     if rank == 3:
         os._exit(3)
@@ -372,7 +371,7 @@ def in_other_messages(rank: int, world: int) -> bool:
     train(model, swift(model.parameters()), rank, range(3))
     state, before = handle.state_dict(), handle.residuals()
     handle.detach()
-    handle = gw.attach(Net(), ONEBIT, mesh=mesh(2), bucket_cap_mb=1.0)
+    handle = gw.attach(Net(), ONEBIT, mesh=mesh(2), options=gw.Options(bucket_cap_mb=1.0))
     handle.load_state_dict(state)
     after = handle.residuals()
     handle.detach()

@@ -27,6 +27,7 @@ from gradwire_bench.faults.faults_judge import judge
 from gradwire_bench.faults.faults_rank import DDP, HOSTS, OVERLAP
 from gradwire_bench.faults.faults_trial import Trials
 from gradwire_bench.faults.striking import flip
+from tests.runtime.given import keywords
 from tests.runtime.plans import planned
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
@@ -100,10 +101,10 @@ def prepared(way: str, every: int | None) -> tuple[nn.Module, Any, Any]:
         handle: Any = gw.local_steps(net, optimizer, "none", every=32)  # so each second exchange
         optimizer.register_step_post_hook(lambda *_: handle.end_period())
     elif way == OVERLAP:
-        handle = gw.attach(model, PLANS[0], optimizer=optimizer, check_every=every)
+        handle = gw.attach(model, PLANS[0], optimizer=optimizer, **keywords(check_every=every))
     else:
         exchange = TOPK if way == "topk" else DENSE
-        handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB, check_every=every)
+        handle = gw.attach(model, exchange, **keywords(bucket_cap_mb=SMALL_MB, check_every=every))
     return model, optimizer, handle
 
 
@@ -159,7 +160,7 @@ def struck(rank: int, world: int, way: str, what: str) -> tuple[tuple[int, ...],
 
 def rows(rank: int, world: int) -> int:
     table = nn.Embedding(50, 4, sparse=True)
-    gw.attach(table, "none", check_every=1)
+    gw.attach(table, "none", failure=gw.FailurePolicy(check_every=1))
     for _ in range(2):
         table(torch.tensor([rank, 7])).sum().backward()
     assert table.weight.grad is not None
@@ -221,7 +222,7 @@ def test_a_flipped_bit_of_one_rank_is_named_on_all() -> None:
 
 def test_a_check_in_no_step_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="check_every"):
-        gw.attach(Net(), "none", check_every=0)
+        gw.attach(Net(), "none", failure=gw.FailurePolicy(check_every=0))
 
 
 def test_what_is_compared_follows_from_the_step_alone() -> None:

@@ -11,8 +11,9 @@ from torch.distributed.algorithms.join import Join
 from torch.optim import SGD
 
 import gradwire as gw
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, batch, ddp, digest, momentum
+from tests.runtime.training import DENSE, TOPK, Net, batch, ddp, digest, momentum
 
 pytestmark = pytest.mark.multi
 
@@ -30,7 +31,7 @@ def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
 def joined(rank: int, world: int, exchange: Any, divides: bool) -> list[Tensor]:
     """Rank r has r + 2 batches; returns the parameters in the end."""
     model = linear()
-    handle = gw.attach(model, exchange, check_every=1)  # of the ranks that train
+    handle = gw.attach(model, exchange, **keywords(check_every=1))  # of the ranks that train
     optimizer = momentum(model.parameters())
     for _ in range(2):  # two epochs: the second begins alike on all ranks
         with Join([handle], divide_by_initial_world_size=divides, optimizer=optimizer):
@@ -68,7 +69,7 @@ def test_means_divide_as_asked(four: Ranks, divides: bool) -> None:
 def delivered(rank: int, world: int) -> list[Tensor]:
     """Own gradients, means that a rank saw and residuals, each summed over the steps."""
     model = linear()
-    handle = gw.attach(model, TOPK, compress_if=lambda *_: True)
+    handle = gw.attach(model, TOPK, options=gw.Options(compress_if=lambda *_: True))
     own, means = (torch.zeros_like(model.weight) for _ in range(2))
 
     def note(grad: Tensor) -> None:
@@ -133,7 +134,7 @@ def refused(rank: int, world: int) -> list[str]:
         found.append(str(caught.value))
 
     wrapped = ddp(linear())
-    handle = gw.attach(wrapped, "topk", bucket_cap_mb=SMALL_MB, check_every=1)
+    handle = gw.attach(wrapped, "topk", options=SMALL, failure=gw.FailurePolicy(check_every=1))
     note(lambda: Join([handle]))
     note(lambda: wrapped.join(divide_by_initial_world_size=False))
     with wrapped.join():  # DDP's own, as gradwire left it

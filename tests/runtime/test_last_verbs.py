@@ -13,8 +13,9 @@ import gradwire as gw
 from gradwire.errors import RankFailed
 from gradwire.planning import catalogue
 from gradwire.runtime.step.wire import FOLDER, NUM_VERBS, LastVerbs
+from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import SMALL_MB, Net, momentum, train
+from tests.runtime.training import Net, momentum, train
 
 STEP = 3
 
@@ -66,7 +67,7 @@ def test_where_nothing_can_be_written_it_is_logged(
 
 def fail(rank: int, world: int) -> list[dict[str, Any]]:
     model = Net()
-    handle = gw.attach(model, "none", bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, "none", options=SMALL)
     optimizer = momentum(model.parameters())
     train(model, optimizer, rank, range(STEP))
     engine = handle.synchroniser.engine

@@ -21,6 +21,7 @@ from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.failure.membership import Membership
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.state import joint_call
+from tests.runtime.given import keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, momentum, train
@@ -35,7 +36,7 @@ DEFT = gw.exchange_for(gw.compress.deft(density=0.2))
 
 def attached(exchange: Exchange, **settings: Any) -> tuple[Net, Handle]:
     net = Net()
-    return net, gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, **settings)
+    return net, gw.attach(net, exchange, **keywords(bucket_cap_mb=SMALL_MB, **settings))
 
 
 def at_steps(net: Net, handle: Handle, rank: int, *steps: int) -> list[dict[str, Any]]:
@@ -278,7 +279,7 @@ def on_a_grid(rank: int, world: int) -> list[str]:
     exchange = gw.with_density_warmup(
         gw.compress.sharded_dgc(density=0.1, sample_share=1.0), steps_per_stage=1
     )
-    handle = gw.attach(model, exchange, group=grid["dp"], shards=grid["tp"])
+    handle = gw.attach(model, exchange, group=grid["dp"], options=gw.Options(shards=grid["tp"]))
     states = []
     for _ in range(3):
         model.zero_grad()

@@ -22,8 +22,8 @@ from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.local_steps.local_handle import Rhythm
 from gradwire.runtime.local_steps.local_steps import cut_into
 from gradwire.runtime.local_steps.outer import DILOCO
+from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
-from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import through_a_file
 from tests.runtime.training import SMALL_MB, Net, adamw, batch, ddp, digest, loss_of, train
@@ -48,7 +48,11 @@ def prepared(
     net = Net(seed)
     optimizer = adamw(net.parameters())
     settings = {"bucket_cap_mb": SMALL_MB, **vars(rhythm), **settings}
-    return net, optimizer, gw.local_steps(net, optimizer, exchange, outer=outer, **settings)
+    return (
+        net,
+        optimizer,
+        gw.local_steps(net, optimizer, exchange, outer=outer, **keywords(**settings)),
+    )
 
 
 def reference(world: int, rhythm: Rhythm, outer: Callable[..., Any]) -> list[dict[str, Tensor]]:
@@ -260,8 +264,8 @@ def in_ddp(rank: int, world: int) -> tuple[bool, str, bool]:
     optimizer = adamw(model.parameters())
     settings: Any = {"outer": DILOCO, "bucket_cap_mb": SMALL_MB, **vars(rhythm)}
     with pytest.raises(InvalidSetting, match=r"give gw.attach or gw.local_steps the Distributed"):
-        gw.local_steps(model.module, optimizer, SPARSE, **settings)
-    handle = gw.local_steps(model, Prepared(optimizer), SPARSE, **settings)
+        gw.local_steps(model.module, optimizer, SPARSE, **keywords(**settings))
+    handle = gw.local_steps(model, Prepared(optimizer), SPARSE, **keywords(**settings))
     with model.no_sync():
         train(model, optimizer, rank, range(3))
     model.require_backward_grad_sync = True  # as loops do that accumulate
@@ -273,7 +277,7 @@ def in_ddp(rank: int, world: int) -> tuple[bool, str, bool]:
     loss_of(model, rank, 0).backward()
     averaged = digest(p.grad for p in model.parameters() if p.grad is not None)
     optimizer.zero_grad()
-    gw.local_steps(model, optimizer, SPARSE, **settings)
+    gw.local_steps(model, optimizer, SPARSE, **keywords(**settings))
     this = weakref.ref(model)
     del model, handle, optimizer
     gc.collect()
@@ -297,11 +301,6 @@ def in_a_static_ddp(rank: int, world: int) -> None:
 @pytest.mark.multi
 def test_a_ddp_that_averages_within_no_sync_is_refused(two: Ranks) -> None:
     two.run(in_a_static_ddp)
-
-
-def test_a_plan_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="plans follow the backward pass"):
-        gw.local_steps(net := Net(), adamw(net.parameters()), drawn(0), every=2)
 
 
 def test_momentum_on_both_sides_of_the_exchange_is_warned_of(
@@ -344,7 +343,9 @@ def test_local_steps_send_little(two: Ranks) -> None:
 def told(rank: int, world: int, settings: Sequence[dict[str, Any]]) -> str:
     net = Net()
     with pytest.raises(RanksDiffer) as caught:
-        gw.local_steps(net, adamw(net.parameters()), "none", **{"every": 4, **settings[rank]})
+        gw.local_steps(
+            net, adamw(net.parameters()), "none", **keywords(**{"every": 4, **settings[rank]})
+        )
     return str(caught.value)
 
 
@@ -411,7 +412,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_mistakes_are_named(settings: dict[str, Any], said: str) -> None:
     net = Net()
     with pytest.raises(InvalidSetting, match=said):
-        gw.local_steps(net, adamw(net.parameters()), "none", **settings)
+        gw.local_steps(net, adamw(net.parameters()), "none", **keywords(**settings))
     gw.attach(net, "none").detach()  # nothing is left behind
 
 

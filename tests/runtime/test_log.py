@@ -12,8 +12,9 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
+from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import SMALL_MB, TOPK, Net, adamw, ddp, train
+from tests.runtime.training import TOPK, Net, adamw, ddp, train
 
 Row = tuple[int, dict[str, float]]
 
@@ -42,7 +43,7 @@ class Run:
 
 def logged(rank: int, world: int) -> tuple[list[Row], dict[str, Any], float]:
     net, rows = Net(), []
-    handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, TOPK, options=SMALL)
     handle.log_to(lambda step, row: rows.append((step, row)), every=3)
     train(net, adamw(net.parameters()), rank, range(6))
     found = handle.stats()

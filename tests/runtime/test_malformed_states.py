@@ -22,7 +22,7 @@ from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import clone_state
 from gradwire.exchange.local import drive
-from gradwire.runtime.settings import tables
+from gradwire.runtime.setup.settings import tables
 from gradwire.runtime.state.checkpoint import Origin, collect, loaded
 from gradwire.runtime.step.messages import Message, ParamRange
 from gradwire_lab.laws.tolerance import same_bits

@@ -14,6 +14,7 @@ from gradwire.contract.registry import load
 from gradwire.contract.scratch import passing, passing_bytes
 from gradwire.runtime.step.figures import KINDS
 from gradwire_bench.report.algorithm import bytes_an_element
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 
 MOST = {
@@ -53,7 +54,7 @@ def test_an_exchange_keeps_no_more_than_is_stated(name: str) -> None:
 def trained(rank: int, world: int, num_layers: int) -> dict[str, Any]:
     model = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(num_layers)))
     before = passing_bytes()  # of threads that others of this process have left
-    handle = gw.attach(model, exchange_of("topk + omnireduce"), bucket_cap_mb=0.001)
+    handle = gw.attach(model, exchange_of("topk + omnireduce"), **keywords(bucket_cap_mb=0.001))
     for step in range(3):
         torch.manual_seed(rank + step)
         model(torch.randn(4, 100)).square().sum().backward()

@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
-from gradwire.runtime.settings import resolve
+from gradwire.runtime.setup.settings import resolve
+from tests.runtime.given import keywords
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, ddp, momentum, train
@@ -30,7 +31,7 @@ def linear() -> nn.Module:
 
 def test_an_old_torch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if its stores had no ``clone``, which came with 2.8."""
-    monkeypatch.setattr("gradwire.runtime.attachment.Store", object)
+    monkeypatch.setattr("gradwire.runtime.attach.Store", object)
     with pytest.raises(InvalidSetting, match=r"torch must be 2\.8 or newer"):
         gw.attach(linear(), "topk")
 
@@ -100,11 +101,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("2 parameters hold gradients", "of an earlier backward pass", "zero_grad"),
     ),
     "bucket of nothing": (
-        lambda: gw.attach(linear(), "topk", bucket_cap_mb=0),
+        lambda: gw.attach(linear(), "topk", options=gw.Options(bucket_cap_mb=0)),
         ("bucket_cap_mb", "got 0", "a positive number", "; "),
     ),
     "no channel": (
-        lambda: gw.attach(linear(), "topk", num_channels=0),
+        lambda: gw.attach(linear(), "topk", options=gw.Options(num_channels=0)),
         ("num_channels", "got 0", "at least 1", "4"),
     ),
 }
@@ -198,10 +199,10 @@ def outside_the_group(rank: int, world: int) -> list[str]:
     told = []
     for given in ({"group": group}, {"group": mesh}, {"shards": group}):
         if rank == 1:
-            gw.attach(Net(), DENSE, **{"group": group, **given}).detach()
+            gw.attach(Net(), DENSE, **keywords(**{"group": group, **given})).detach()
             continue
         with pytest.raises(ValueError) as raised:  # noqa: PT011
-            gw.attach(Net(), DENSE, **given)
+            gw.attach(Net(), DENSE, **keywords(**given))
         told.append(str(raised.value))
     return told
 
@@ -224,7 +225,7 @@ def widths(*sizes: int) -> nn.Sequential:
 
 
 def attach_with(model: nn.Module, exchange: Any = DENSE, **settings: Any) -> Any:
-    return gw.attach(model, exchange, **settings)
+    return gw.attach(model, exchange, **keywords(**settings))
 
 
 def with_buffer(size: int) -> nn.Module:
@@ -320,7 +321,7 @@ def test_ranks_that_differ(name: str, two: Ranks) -> None:
 
 def one_refuses(rank: int, world: int) -> tuple[str, str]:
     with pytest.raises(ValueError) as raised:  # noqa: PT011
-        gw.attach(linear(), DENSE, num_channels=4 if rank else 0)
+        gw.attach(linear(), DENSE, options=gw.Options(num_channels=4 if rank else 0))
     handle = gw.attach(linear(), DENSE)  # all ranks are still in step with each other
     handle.detach()
     return type(raised.value).__name__, str(raised.value)
@@ -357,7 +358,17 @@ def test_a_part_of_an_attached_model_is_attached_already() -> None:
 )
 def test_a_setting_of_the_wrong_kind_is_refused_by_name(setting: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{setting} must be .*got .*; "):
-        gw.attach(linear(), DENSE, **{setting: value})
+        gw.attach(linear(), DENSE, **keywords(**{setting: value}))
+
+
+def test_a_keyword_that_went_into_an_object_is_refused_with_its_place() -> None:
+    calls: Any = {"each step": gw.attach, "local": gw.local_steps}
+    with pytest.raises(InvalidSetting, match=r"timeout= is .* failure=gw\.FailurePolicy\(timeout="):
+        calls["each step"](linear(), DENSE, timeout=30)
+    with pytest.raises(InvalidSetting, match=r"local_steps\(\.\.\., options=gw\.Options\(shards="):
+        calls["local"](linear(), None, DENSE, every=2, shards=None)
+    with pytest.raises(InvalidSetting, match=r"options must be a gw\.Options or None, got 'dict'"):
+        calls["each step"](linear(), DENSE, options={"num_channels": 2})
 
 
 def dropped() -> weakref.ref[nn.Module]:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import RankFailed
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.models import (
     Frozen,
     Mixed,
@@ -82,7 +83,9 @@ def lossy(rank: int, world: int, make: Callable[[], nn.Module]) -> list[str]:
         for wrapped in (False, True):
             net = make()
             model = ddp(net) if wrapped else net
-            handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB, compress_if=everything)
+            handle = gw.attach(
+                model, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=everything)
+            )
             train(model, adamw(model.parameters()), rank, range(4))
             handle.detach()
             found.append(digest(net))
@@ -141,7 +144,7 @@ def ignored(rank: int, world: int) -> tuple[str, str]:
     net = Net()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["deep.weight"])
     model = ddp(net)
-    gw.attach(model, TOPK, bucket_cap_mb=SMALL_MB)
+    gw.attach(model, TOPK, options=SMALL)
     train(model, momentum(model.parameters()), rank, range(2))
     others = [p for name, p in net.named_parameters() if name != "deep.weight"]
     return digest(others), digest([net.deep.weight])
@@ -159,7 +162,7 @@ def in_pairs(rank: int, world: int) -> tuple[str, str | None]:
     odd = dist.new_group([1, 3])
     half = rank // 2
     net = Net(seed=10 * rank)
-    handle = gw.attach(net, TOPK if half else ONEBIT, group=halves[half], bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, TOPK if half else ONEBIT, group=halves[half], options=SMALL)
     assert (handle.rank, handle.world_size) == (rank % 2, 2)
     train(net, momentum(net.parameters()), rank, range(3 + 2 * half))
     third = None
@@ -188,7 +191,7 @@ def test_subgroups(four: Ranks) -> None:
 
 def overflow(rank: int, world: int, exchange: Exchange) -> str:
     net = Net()
-    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, exchange, options=SMALL)
     optimizer = momentum(net.parameters())
     train(net, optimizer, rank, range(2))
     for step, bad in enumerate((float("inf"), float("nan")), start=2):
@@ -219,7 +222,7 @@ def test_what_is_not_finite_reaches_all_ranks_and_no_residual(
 def scaled(rank: int, world: int, exchange: Exchange, wrapped: bool) -> tuple[list[float], str]:
     net = Net()
     model = ddp(net, broadcast_buffers=False) if wrapped else net
-    handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, exchange, options=SMALL)
     optimizer = adamw(model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     scales = []
@@ -264,7 +267,7 @@ def interrupted(net: Net, rank: int) -> None:
 
 def going_on(rank: int, world: int) -> tuple[tuple[int, ...], int, str]:
     net = Net()
-    gw.attach(net, ONEBIT, bucket_cap_mb=SMALL_MB)
+    gw.attach(net, ONEBIT, options=SMALL)
     optimizer = momentum(net.parameters())
     train(net, optimizer, rank, range(2))
     if rank == 1:
@@ -284,7 +287,7 @@ def test_a_rank_that_goes_on_after_a_broken_backward_stops_all(doomed: Ranks) ->
 def test_alone_a_broken_backward_can_be_repeated() -> None:
     def run(attached: bool) -> str:
         net = Net()
-        handle: Any = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB) if attached else None
+        handle: Any = gw.attach(net, TOPK, options=SMALL) if attached else None
         optimizer = momentum(net.parameters())
         train(net, optimizer, 0, range(2))
         interrupted(net, 0)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange.natural import INNER
-from gradwire.runtime.settings import tables
+from gradwire.runtime.setup.settings import tables
 from gradwire_lab.planning.zeros import measure_group_sparsity
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, TOPK, ddp, digest, gradients

@@ -23,10 +23,11 @@ from gradwire.runtime.elastic import rejoin
 from gradwire.runtime.elastic.rejoin import Lookout, Newcomer, Offer, come_together
 from gradwire.runtime.failure import pulse, shrink
 from gradwire.runtime.failure.membership import Membership
-from gradwire.runtime.fingerprint import fingerprint
+from gradwire.runtime.setup.fingerprint import fingerprint
 from gradwire.runtime.state.plain import receive
 from gradwire.runtime.step import wire
 from gradwire.runtime.step.engine import Engine
+from tests.runtime.given import keywords
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, loss_of, momentum
 
 LIMIT = timedelta(seconds=20)
@@ -163,7 +164,7 @@ def lives(number: int, store: Any, asks: list[Any], seen: list[Any]) -> tuple[di
     net, come = Net(seed=number), {"rejoin": store} if number else {}
     optimizer, params = momentum(net.parameters()), dict(net.named_parameters())
     given = {"bucket_cap_mb": SMALL_MB, "check_every": 2, "timeout": LIMIT, **come}
-    handle = gw.attach(net, TOPK, optimizer=optimizer, on_failure="shrink", **given)  # type: ignore[arg-type]
+    handle = gw.attach(net, TOPK, optimizer=optimizer, **keywords(on_failure="shrink", **given))  # type: ignore[arg-type]
     bits: dict[int, str] = {}
     balance = torch.zeros(sum(p.numel() for p in params.values()), dtype=torch.float64)
 

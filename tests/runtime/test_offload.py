@@ -23,6 +23,7 @@ from gradwire.exchange.error_feedback import TensorEncoder
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.runtime.device.streams import Offload, SideStream
 from tests.runtime import late
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_devices import SHAPES, backward, layers, same
 
@@ -84,7 +85,7 @@ def run(
     noted.reset(seed)
     noted.needs_pinned = True
     model = layers(device)
-    handle = gw.attach(model, plan, **how)
+    handle = gw.attach(model, plan, **keywords(**how))
     if state is not None:
         handle.load_state_dict(state)
     means: list[Tensor] = []

@@ -17,6 +17,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.runtime.step.messages import Slot
 from tests.laws.variable import above
+from tests.runtime.given import keywords
 from tests.runtime.plans import drawn, through
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import resumed
@@ -66,7 +67,9 @@ def attached(
     net = Net()
     optimizer = momentum(net.parameters())
     if plan is None:
-        handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, compress_if=everything)
+        handle = gw.attach(
+            net, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=everything)
+        )
     else:
         handle = gw.attach(net, plan, optimizer=optimizer)
     parcels = [Parcel(m.spec, m.slots) for m in handle.synchroniser.messages]
@@ -164,7 +167,7 @@ class cramped(above):
 def beyond(rank: int, world: int) -> str:
     exchange = gw.with_error_feedback(gw.pair(cramped(), gw.collective.allgather_sparse()))
     net = Net()
-    gw.attach(net, exchange, compress_if=everything)
+    gw.attach(net, exchange, options=gw.Options(compress_if=everything))
     with pytest.raises(gw.InvalidSetting if rank == 0 else gw.RankFailed) as raised:
         train(net, momentum(net.parameters()), rank, range(1))
     return str(raised.value)

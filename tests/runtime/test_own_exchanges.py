@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import gradwire as gw
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import load_and_go_on, pending, resumed, train_and_save
-from tests.runtime.training import SMALL_MB, Net, ddp, digest, loss_of, swift, train
+from tests.runtime.training import Net, ddp, digest, loss_of, swift, train
 
 pytestmark = pytest.mark.multi
 NAMES = ("randomk", "cltk", "deft", "oktopk", "spardl")
@@ -22,7 +23,7 @@ every_one = pytest.mark.parametrize("chosen", CHOSEN, ids=lambda made: type(made
 def many_messages(rank: int, world: int, chosen: gw.Exchange, wrapped: bool) -> tuple[Any, ...]:
     net = Net()
     model = ddp(net, broadcast_buffers=False) if wrapped else net
-    handle = gw.attach(model, chosen, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, chosen, options=SMALL)
     losses = train(model, swift(model.parameters()), rank, range(20))
     arrived = [message.member.selection for message in handle._progress.messages]
     return digest(net.parameters()), losses, arrived
@@ -46,7 +47,7 @@ def test_several_messages_train_the_same_model_everywhere(
 def against_the_local_driver(rank: int, world: int, chosen: gw.Exchange) -> None:
     """The means of one message over steps are what one process computes."""
     net, others = Net(), [Net() for _ in range(world)]
-    gw.attach(net, chosen, bucket_cap_mb=1, compress_if=lambda name, param: True)
+    gw.attach(net, chosen, **keywords(bucket_cap_mb=1, compress_if=lambda name, param: True))
     exchange = gw.exchange_for(chosen)
     # One message takes parameters in the order in which backward gives them.
     shapes = tuple(tuple(p.shape) for p in reversed(list(net.parameters())))

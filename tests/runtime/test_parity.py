@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import gradwire as gw
+from tests.runtime.given import SMALL
 from tests.runtime.models import (
     Branches,
     Frozen,
@@ -23,7 +24,7 @@ from tests.runtime.models import (
     sparse_rows,
 )
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, SMALL_MB, Net, adamw, ddp, digest, gradients, loss_of
+from tests.runtime.training import DENSE, Net, adamw, ddp, digest, gradients, loss_of
 
 pytestmark = pytest.mark.multi
 Wrapped = tuple[nn.Module, Callable[[], Any]]
@@ -36,13 +37,13 @@ def by_ddp(model: nn.Module, **settings: Any) -> Wrapped:
 
 
 def by_attach(model: nn.Module, **settings: Any) -> Wrapped:
-    handle = gw.attach(model, DENSE, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, DENSE, options=SMALL)
     return model, handle.no_sync
 
 
 def by_both(model: nn.Module, **settings: Any) -> Wrapped:
     wrapped = ddp(model, **settings)
-    return wrapped, gw.attach(wrapped, DENSE, bucket_cap_mb=SMALL_MB).no_sync
+    return wrapped, gw.attach(wrapped, DENSE, options=SMALL).no_sync
 
 
 def left_to_ddp(model: nn.Module, **settings: Any) -> Wrapped:

@@ -11,6 +11,7 @@ import pytest
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.runtime.local_steps.period import FIRST, LEAST, MOST, ChosenGap, shortest
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, adamw, digest, train
 
@@ -20,7 +21,7 @@ def by_itself(rank: int, world: int, slow_s: float, fragments: int) -> tuple[lis
     net = Net()
     optimizer = adamw(net.parameters())
     settings: dict[str, Any] = {"every": "auto", "fragments": fragments}
-    handle = gw.local_steps(net, optimizer, "none", **settings)
+    handle = gw.local_steps(net, optimizer, "none", **keywords(**settings))
     launch, periods = handle._launch, []
 
     def slowly(names: Sequence[str]) -> None:
@@ -35,7 +36,7 @@ def by_itself(rank: int, world: int, slow_s: float, fragments: int) -> tuple[lis
     saved = handle.state_dict()
     handle.detach()
     optimizer.zero_grad()
-    handle = gw.local_steps(net, optimizer, "none", **settings)
+    handle = gw.local_steps(net, optimizer, "none", **keywords(**settings))
     handle.load_state_dict(saved)
     return periods, digest(handle.anchors().values()), handle.stats()["every"]
 

@@ -16,6 +16,7 @@ from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from tests.runtime import plans
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, ddp, digest, everything, train
 
@@ -50,7 +51,7 @@ def trained_by(
     model = ddp(net) if wrapped else net
     optimizer = OPTIMIZERS[made](net)
     settings = {} if compress_if is None else {"compress_if": compress_if}
-    handle = gw.attach(model, chosen, optimizer=optimizer, **settings)
+    handle = gw.attach(model, chosen, optimizer=optimizer, **keywords(**settings))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
     for step in range(NUM_STEPS):
         train(model, optimizer, rank, [step])
@@ -164,9 +165,9 @@ def test_state_of_cut_parameters_is_saved_by_name(two: Ranks, plan: Plan) -> Non
         assert "topk" in algorithm
 
 
-def refused(plan: Plan, model: nn.Module, **settings: Any) -> str:
+def refused(plan: Plan, model: nn.Module) -> str:
     with pytest.raises(InvalidSetting) as caught:
-        gw.attach(model, plan, **settings)
+        gw.attach(model, plan)
     return str(caught.value)
 
 
@@ -177,8 +178,6 @@ def test_plans_that_cannot_be_carried_out() -> None:
         plan.model_copy(update={"messages": ()}), other
     )
     assert "unknown tensor" in refused(plan, other)
-    assert "num_channels must be None beside a plan" in refused(plan, Net(), num_channels=2)
-    assert "compress_if must be None" in refused(plan, Net(), compress_if=everything)
     turned = Net()
     turned.first.weight = nn.Parameter(torch.zeros(13, 37).t())
     assert "whose elements do not lie in order in memory" in refused(plan, turned)

@@ -14,11 +14,12 @@ from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.planning.data.cluster import CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.models import Branches
 from tests.runtime.plans import CLUSTER, profile_of_model
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import through_a_file
-from tests.runtime.training import SMALL_MB, Net, adamw, digest, train
+from tests.runtime.training import Net, adamw, digest, train
 
 POWER = gw.compress.powersgd(rank=2)
 COSTS_S = {"encode": 0.25, "merge": 0.0, "decode": 0.125}
@@ -47,13 +48,13 @@ def test_ranks_with_other_numbers_of_threads_are_refused(two: Ranks) -> None:
 def fused_otherwise(rank: int, world: int) -> tuple[int, int]:
     """The state of many messages, resumed by one: what is warm is found by parameter."""
     net = Net()
-    handle = gw.attach(net, POWER, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, POWER, options=SMALL)
     train(net, adamw(net.parameters()), rank, range(4))
     saved = through_a_file(handle.state_dict())
     before = len(handle._progress.messages)
     handle.detach()
     net.zero_grad()
-    handle = gw.attach(net, POWER, bucket_cap_mb=1)
+    handle = gw.attach(net, POWER, options=gw.Options(bucket_cap_mb=1))
     handle.load_state_dict(saved)
     again = handle.state_dict()["params"]
     assert again.keys() == saved["params"].keys()
@@ -91,7 +92,7 @@ def test_the_state_of_other_shapes_is_refused_before_any_is_written() -> None:
 
 def never_used(rank: int, world: int) -> tuple[str, str, str]:
     model = Branches(lambda step: (False, True))
-    handle = gw.attach(model, POWER, bucket_cap_mb=1)
+    handle = gw.attach(model, POWER, options=gw.Options(bucket_cap_mb=1))
     before = handle.state_dict()["params"]
     train(model, adamw(model.parameters()), rank, range(3))
     after = handle.state_dict()["params"]
@@ -145,7 +146,7 @@ def by_plan(rank: int, world: int) -> tuple[str, str]:
     planned = digest(net.parameters())
     handle.detach()
     net = Net()
-    gw.attach(net, POWER, bucket_cap_mb=1e-6, compress_if=lambda name, param: True)
+    gw.attach(net, POWER, **keywords(bucket_cap_mb=1e-6, compress_if=lambda name, param: True))
     train(net, adamw(net.parameters()), rank, range(4))
     return planned, digest(net.parameters())
 

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.runtime.step.messages import as_complex, as_reals, grad_as_reals
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 
 
@@ -86,7 +87,7 @@ def same_as_ddp(rank: int, world: int) -> list[bool]:
         optimizer = sgd(model)
         if how.pop("overlaps", False):
             how["optimizer"] = optimizer
-        handle = gw.attach(model, exchange, **how)
+        handle = gw.attach(model, exchange, **keywords(**how))
         own = trained(model, optimizer, rank, range(4), spare=True)
         handle.detach()
         found.append(all(map(torch.equal, own, native)))

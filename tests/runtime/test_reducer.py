@@ -16,6 +16,7 @@ import gradwire as gw
 from gradwire.contract.travel import bytes_sent
 from gradwire.runtime.controls import Controls, Flight, Pilot
 from gradwire.runtime.step.engine import figures_of_all
+from tests.runtime.given import keywords
 from tests.runtime.models import Branches, Words
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_copies import hooks
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.multi
 
 
 def averaged_by(model: nn.Module, *given: Any, **settings: Any) -> str:
-    handle = gw.attach(model, *given, **settings)
+    handle = gw.attach(model, *given, **keywords(**settings))
     found: str = handle.stats()["averaged_by"]
     handle.detach()
     return found
@@ -197,7 +198,7 @@ def test_a_hook_of_the_users_own_is_refused(two: Ranks) -> None:
 def disagreeing(rank: int, world: int) -> str:
     settings: dict[str, Any] = {"num_channels": 4} if rank else {}
     with pytest.raises(gw.RanksDiffer) as caught:
-        gw.attach(ddp(Net()), DENSE, **settings)
+        gw.attach(ddp(Net()), DENSE, **keywords(**settings))
     return str(caught.value)
 
 

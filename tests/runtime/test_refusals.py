@@ -23,9 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, SMALL_MB, Net, ddp, digest, momentum, train
+from tests.runtime.training import DENSE, Net, ddp, digest, momentum, train
 
 TWICE = "would be exchanged twice"
 
@@ -55,7 +56,7 @@ WRAPPERS: dict[str, Callable[[DistributedDataParallel], nn.Module]] = {
 def through_a_wrapper(rank: int, world: int, name: str) -> tuple[str, int, float]:
     net = Net()
     model = WRAPPERS[name](DistributedDataParallel(net))
-    handle = gw.attach(model, DENSE, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, DENSE, options=SMALL)
     train(model, momentum(model.parameters()), rank, range(4))
     with handle.no_sync():
         train(model, torch.optim.SGD(model.parameters(), lr=0.0), rank, range(4, 5))
@@ -73,7 +74,7 @@ def test_a_ddp_inside_a_wrapper_is_attached_itself(name: str, two: Ranks) -> Non
 
 def refused(model: Any, **settings: Any) -> str:
     with pytest.raises(InvalidSetting) as raised:
-        gw.attach(model, DENSE, **settings)
+        gw.attach(model, DENSE, **keywords(**settings))
     return str(raised.value)
 
 

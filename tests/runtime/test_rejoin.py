@@ -23,6 +23,7 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.elastic.heal import Healing
 from gradwire.runtime.elastic.rejoin import Newcomer
 from gradwire.runtime.step.wire import root_store
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Outcome, Ranks
 from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
 
@@ -75,7 +76,9 @@ def stall(pid: int) -> None:
 def attached(net: Net, exchange: Any, **settings: Any) -> tuple[gw.Handle, torch.optim.Optimizer]:
     optimizer = momentum(net.parameters())
     given = {"optimizer": optimizer, "bucket_cap_mb": SMALL_MB, "check_every": 2, **settings}
-    return gw.attach(net, exchange, timeout=LIMIT, on_failure="shrink", **given), optimizer
+    return gw.attach(
+        net, exchange, **keywords(timeout=LIMIT, on_failure="shrink", **given)
+    ), optimizer
 
 
 def train_on(
@@ -403,7 +406,7 @@ def refused(rank: int, world: int) -> list[str]:
             **settings,
         }
         with pytest.raises((gw.InvalidSetting, gw.RankFailed)) as caught:
-            gw.attach(net, "topk", **given)
+            gw.attach(net, "topk", **keywords(**given))
         found.append(str(caught.value))
 
     note(rejoin="tcp://10.0.0.1:29500")

@@ -6,13 +6,13 @@ import pytest
 
 import gradwire as gw
 from gradwire.contract import Exchange
+from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
     EXCHANGES,
     ONEBIT,
     OPTIMIZERS,
-    SMALL_MB,
     TOPK,
     Net,
     ddp,
@@ -30,7 +30,7 @@ def replica(
 ) -> tuple[str, int, float, float]:
     net = Net(seed=0 if wrapped else rank)
     model = ddp(net) if wrapped else net
-    handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, exchange, options=SMALL)
     losses = train(model, OPTIMIZERS[optimizer](model.parameters()), rank, range(NUM_STEPS))
     messages = len(handle.synchroniser.messages)
     handle.detach()

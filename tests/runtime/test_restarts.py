@@ -12,8 +12,9 @@ import pytest
 import gradwire as gw
 from gradwire.errors import RankFailed
 from gradwire.runtime.failure import membership
+from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import SMALL_MB, TOPK, Net, adamw, digest, train
+from tests.runtime.training import TOPK, Net, adamw, digest, train
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 ROOT = Path(__file__).parent.parent.parent
@@ -30,7 +31,7 @@ def started_again(rank: int, world: int) -> str:
         patch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
         patch.setattr(membership, "_JOINED", type(membership._JOINED)())
         patch.setattr(membership, "_ROLLS", {})
-        handle = gw.attach(Net(), TOPK, bucket_cap_mb=SMALL_MB)
+        handle = gw.attach(Net(), TOPK, options=SMALL)
         if rank == 1:
             handle._engine.give_up("a test gave up")
         with pytest.raises(RankFailed, match="a test gave up"):
@@ -41,7 +42,7 @@ def started_again(rank: int, world: int) -> str:
         # Agents of several hosts do not count alike.
         patch.setenv("TORCHELASTIC_RESTART_COUNT", str(rank))
         net = Net(rank)
-        handle = gw.attach(net, TOPK, bucket_cap_mb=SMALL_MB)
+        handle = gw.attach(net, TOPK, options=SMALL)
         train(net, adamw(net.parameters()), rank, range(3))
         handle.detach()
         return digest(net)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
 
@@ -34,7 +35,7 @@ def run_out(net: Net, layer: str, rank: int, step: int) -> None:
 def trained(rank: int, world: int, exchange: Any, shrinks: bool, breaks: bool) -> tuple[str, str]:
     net = Net()
     settings: dict[str, Any] = {"on_failure": "shrink"} if shrinks else {}
-    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, check_every=1, **settings)
+    handle = gw.attach(net, exchange, **keywords(bucket_cap_mb=SMALL_MB, check_every=1, **settings))
     optimizer = momentum(net.parameters())
     for step in range(STEPS):
         if breaks and step in BROKEN:
@@ -62,7 +63,7 @@ def test_a_run_with_retries_has_the_bits_of_one_without(
 def late(rank: int, world: int) -> int:
     """Rank 1, which is looked for meanwhile, has launched all but its last message."""
     net = Net()
-    handle = gw.attach(net, DENSE, bucket_cap_mb=SMALL_MB, check_every=1)
+    handle = gw.attach(net, DENSE, options=SMALL, failure=gw.FailurePolicy(check_every=1))
     run_out(net, ("middle", "first")[rank], rank, 0)
     net.zero_grad()
     time.sleep(1.5 * rank)
@@ -78,7 +79,7 @@ def test_a_rank_that_lacks_one_message_is_waited_for(two: Ranks) -> None:
 
 def alone(rank: int, world: int, how: str) -> tuple[str, tuple[int, ...], str]:
     net = Net()
-    gw.attach(net, TOPK if how == "residuals" else DENSE, bucket_cap_mb=SMALL_MB)
+    gw.attach(net, TOPK if how == "residuals" else DENSE, options=SMALL)
     if rank == 1 or how != "one rank":
         run_out(net, "first", rank, 0)
         net.zero_grad(set_to_none=how != "gradients are kept")

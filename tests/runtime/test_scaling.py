@@ -19,6 +19,7 @@ from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange.by_name import exchange_for
 from tests.runtime import plans
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import through_a_file
 from tests.runtime.training import DENSE, ONEBIT, SMALL_MB, Net, adamw, ddp, digest, loss_of, named
@@ -78,7 +79,7 @@ def trained(
     optimizer, is_plan = adamw(net.parameters()), isinstance(exchange, gw.Plan)
     settings = {"optimizer": optimizer} if is_plan else {"bucket_cap_mb": SMALL_MB}
     given = scaler if scale != 1.0 else None
-    handle = gw.attach(model, exchange, scaler=given, **settings)
+    handle = gw.attach(model, exchange, scaler=given, **keywords(**settings))
     train(model, optimizer, scaler, rank, range(NUM_STEPS), handle=handle, accumulate=accumulate)
     kept = digest(handle.residuals().values())
     handle.detach()
@@ -139,7 +140,7 @@ def resumed(rank: int, world: int, wrapped: bool) -> tuple[str, str, str]:
         net, scaler = Net(), scaler_of(scale)
         model = ddp(net, broadcast_buffers=False) if wrapped else net
         given = scaler if scale != 1.0 else None
-        handle = gw.attach(model, EXCHANGES[4], bucket_cap_mb=SMALL_MB, scaler=given)
+        handle = gw.attach(model, EXCHANGES[4], options=SMALL, scaler=given)
         return net, model, handle, adamw(net.parameters()), scaler
 
     net, model, handle, optimizer, scaler = fresh(2.0**10)

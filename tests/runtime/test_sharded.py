@@ -19,9 +19,10 @@ from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.handle import Handle
+from tests.runtime.given import SMALL
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, SMALL_MB, TOPK, digest
+from tests.runtime.training import DENSE, TOPK, digest
 
 pytestmark = pytest.mark.multi
 
@@ -41,7 +42,7 @@ def made(grid: tuple[int, int], exchange: Exchange) -> tuple[nn.Module, Handle, 
         mesh = device_mesh(grid, ("replicate", "shard"))
         fully_shard(net, mesh=mesh["shard"])
         group = mesh["replicate"]
-    handle = gw.attach(net, exchange, group=group, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, exchange, group=group, options=SMALL)
     return net, handle, torch.optim.SGD(net.parameters(), lr=0.05)
 
 

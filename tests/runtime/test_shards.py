@@ -16,6 +16,7 @@ from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.runtime.step.wire import Circle, Routes
 from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.compress.grid import Grid
+from tests.runtime.given import keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 
@@ -54,7 +55,10 @@ def on_the_grid(rank: int, world: int) -> tuple[list[Tensor], dict[str, Any], in
     dp, shard = divmod(rank, 2)
     model, grid = shard_of(shard), mesh()
     handle = gw.attach(
-        model, EXCHANGE, group=grid["dp"], shards=grid["tp"], bucket_cap_mb=0.001, num_channels=2
+        model,
+        EXCHANGE,
+        group=grid["dp"],
+        **keywords(shards=grid["tp"], bucket_cap_mb=0.001, num_channels=2),
     )
     found = []
     for step in range(STEPS):
@@ -102,7 +106,7 @@ def given_wrongly(rank: int, world: int) -> list[str]:
 
     def attached(model: nn.Module, **settings: Any) -> None:
         with pytest.raises(InvalidSetting) as refused:
-            gw.attach(model, EXCHANGE, **settings)
+            gw.attach(model, EXCHANGE, **keywords(**settings))
         told.append(f"{type(refused.value).__name__}: {refused.value}")
 
     attached(shard_of(shard), group=grid)
@@ -150,7 +154,7 @@ def until_a_rank_dies(rank: int, world: int) -> str:
     """Rank 3 ends in the second step: it shares a shard with rank 1 and layers with rank 2."""
     dp, shard = divmod(rank, 2)
     model, grid = shard_of(shard), mesh()
-    gw.attach(model, EXCHANGE, group=grid["dp"], shards=grid["tp"], bucket_cap_mb=0.001)
+    gw.attach(model, EXCHANGE, group=grid["dp"], **keywords(shards=grid["tp"], bucket_cap_mb=0.001))
     backward(model, shard, dp, 0)
     if rank == 3:
         os._exit(3)

@@ -14,6 +14,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Compute, Steps
 from gradwire.runtime.step.engine import COMPUTE
 from gradwire.runtime.step.task_graph import Task
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, ONEBIT, loss_of
 
@@ -69,7 +70,9 @@ class Joined(nn.Module):
 def test_a_mean_is_not_written_where_the_backward_pass_still_reads(cap_mb: float | None) -> None:
     net, x = Joined(), torch.randn(8, 4)
     handle = gw.attach(
-        net, erased(), bucket_cap_mb=cap_mb, compress_if=lambda name, _: name != "weight"
+        net,
+        erased(),
+        **keywords(bucket_cap_mb=cap_mb, compress_if=lambda name, _: name != "weight"),
     )
     Late.handles.append(handle)
     out = net(x)

@@ -21,14 +21,13 @@ from gradwire.runtime.failure.membership import join
 from gradwire.runtime.failure.survivors import Counted, decided
 from gradwire.runtime.state.checkpoint import is_residual
 from gradwire.runtime.step.engine import Engine
-from gradwire.runtime.step.wire import start
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
     SMALL_MB,
     TOPK,
     Net,
-    ddp,
     digest,
     loss_of,
     momentum,
@@ -102,7 +101,9 @@ def shrinking(
     """Trains on; each accident is a victim in a step, and how it dies."""
     net = Net()
     handle = gw.attach(
-        net, exchange, bucket_cap_mb=SMALL_MB, timeout=LIMIT, on_failure="shrink", check_every=2
+        net,
+        exchange,
+        **keywords(bucket_cap_mb=SMALL_MB, timeout=LIMIT, on_failure="shrink", check_every=2),
     )
     optimizer = momentum(net.parameters())
     bits, lost, kept = [], [], True
@@ -194,7 +195,7 @@ def test_other_exchanges_shrink_too(doomed: Ranks, name: str) -> None:
 
 def ends(rank: int, world: int) -> str:
     net = Net()
-    gw.attach(net, "topk", timeout=timedelta(seconds=20), on_failure="shrink")
+    gw.attach(net, "topk", **keywords(timeout=timedelta(seconds=20), on_failure="shrink"))
     dist.barrier()
     if rank == 0:
         die()
@@ -246,22 +247,6 @@ def test_a_step_counts_only_where_all_survivors_have_it() -> None:
     assert decided({0: Counted(7, 7), 1: Counted(5, 6)}) is None
 
 
-def refused(rank: int, world: int) -> list[str]:
-    found = []
-
-    def note(**settings: Any) -> None:
-        with pytest.raises(gw.InvalidSetting) as caught:
-            gw.attach(**{"model": Net(), "exchange": "topk", "on_failure": "shrink", **settings})
-        found.append(str(caught.value))
-
-    note(on_failure="go on")
-    note(model=ddp(Net()))
-    note(exchange="auto")
-    note(mesh=dist.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("hosts", "local")))
-    return found
-
-
-def test_what_cannot_shrink_is_refused_by_name(two: Ranks) -> None:
-    expected = ["'end' or 'shrink'", "a DDP model", "'auto'", "hosts of several ranks"]
-    for text, part in zip(two.run(refused)[0], expected, strict=True):
-        assert part in text
+def test_another_policy_is_refused_by_name() -> None:
+    with pytest.raises(gw.InvalidSetting, match="'end' or 'shrink'"):
+        gw.attach(Net(), "topk", failure=gw.FailurePolicy(on_failure="go on"))

@@ -44,7 +44,7 @@ def resident_mb() -> float:
 
 def attach_and_train(num_steps: int = 1, num_loads: int = 0, width: int = 8) -> gw.Handle:
     net = nn.Sequential(*[nn.Linear(width, width) for _ in range(4)])
-    handle = gw.attach(net, gw.compress.onebit(block=64), bucket_cap_mb=0.4)
+    handle = gw.attach(net, gw.compress.onebit(block=64), options=gw.Options(bucket_cap_mb=0.4))
     for _ in range(num_steps):
         net(torch.ones(2, width)).sum().backward()
         net.zero_grad()

@@ -10,12 +10,12 @@ from torch import nn
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import exchange_for
+from tests.runtime.given import SMALL, keywords
 from tests.runtime.models import Branches
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
     ONEBIT,
-    SMALL_MB,
     TOPK,
     adamw,
     digest,
@@ -31,7 +31,9 @@ pytestmark = pytest.mark.multi
 def pending(rank: int, world: int) -> None:
     """Left takes part in steps 0 and 3; what step 0 did not deliver waits, whole, for step 3."""
     model = Branches(lambda step: (step in (0, 3), True))
-    handle = gw.attach(model, exchange_for(gw.compress.topk(density=0.25)), bucket_cap_mb=0.001)
+    handle = gw.attach(
+        model, exchange_for(gw.compress.topk(density=0.25)), **keywords(bucket_cap_mb=0.001)
+    )
     weight = model.left.weight
     arrivals, waiting, delivered = [], [], []
     for step in range(4):
@@ -57,7 +59,7 @@ def never_used(rank: int, world: int, exchange: Exchange) -> tuple[bool, str]:
     model = Branches(lambda step: (False, True))
     before = digest(model.left.parameters())
     # One message for all: onebit decodes the zeros of unused parameters to its blocks' means.
-    gw.attach(model, exchange, bucket_cap_mb=1, compress_if=everything)
+    gw.attach(model, exchange, options=gw.Options(bucket_cap_mb=1, compress_if=everything))
     optimizer = adamw(model.parameters())
     train(model, optimizer, rank, range(4))
     untouched = all(p.grad is None for p in model.left.parameters())
@@ -74,7 +76,7 @@ def test_what_no_rank_ever_uses_is_never_touched(exchange: Exchange, two: Ranks)
 
 def one_sided(rank: int, world: int, exchange: Exchange) -> str:
     model = Branches(lambda step: (step % world == rank, step % 3 != rank))
-    gw.attach(model, exchange, bucket_cap_mb=SMALL_MB)
+    gw.attach(model, exchange, options=SMALL)
     train(model, adamw(model.parameters()), rank, range(6))
     return digest(model)
 
@@ -87,7 +89,7 @@ def test_use_on_some_ranks_only(exchange: Exchange, four: Ranks) -> None:
 def earlier(rank: int, world: int) -> None:
     """Left takes part under no_sync only: no hook brings its gradient in the step that counts."""
     model, local = (Branches(lambda step: (step == 0, True)) for _ in range(2))
-    handle = gw.attach(model, DENSE, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, DENSE, options=SMALL)
     with handle.no_sync():
         loss_of(model, rank, 0).backward()
     loss_of(model, rank, 1).backward()

@@ -14,6 +14,7 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.step.engine import Driver
 from gradwire.runtime.step.task_graph import Task, TaskManager
 from gradwire.runtime.step.wire import Circle, Routes
+from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, ONEBIT, SMALL_MB, Net, momentum, named, train
 
@@ -35,7 +36,9 @@ def queued(rank: int, world: int, exchange: Exchange) -> tuple[Counter[str], int
         queue(manager, task, lane)
 
     net = Net()
-    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB, compress_if=lambda *_: True)
+    handle = gw.attach(
+        net, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=lambda *_: True)
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskManager, "_queue", counting)
         train(net, momentum(net.parameters()), rank, range(NUM_STEPS))

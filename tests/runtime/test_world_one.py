@@ -6,8 +6,9 @@ import pytest
 
 import gradwire as gw
 from gradwire.contract import Exchange
+from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import EXCHANGES, OPTIMIZERS, SMALL_MB, Net, ddp, digest, named, train
+from tests.runtime.training import EXCHANGES, OPTIMIZERS, Net, ddp, digest, named, train
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,7 @@ def plain(optimizer: str) -> str:
 def attached(exchange: Exchange, optimizer: str, wrapped: bool) -> tuple[str, float]:
     net = Net()
     model = ddp(net) if wrapped else net
-    handle = gw.attach(model, exchange, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(model, exchange, options=SMALL)
     train(model, OPTIMIZERS[optimizer](model.parameters()), 0, range(NUM_STEPS))
     stats = handle.stats()
     handle.detach()

@@ -13,10 +13,11 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange.local import drive
 from gradwire.runtime.step.messages import Message, ParamRange
+from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import SAVED_AT, resumed
 from tests.runtime.test_own_draws_and_sizes import check
-from tests.runtime.training import SMALL_MB, Net, digest, named, train
+from tests.runtime.training import Net, digest, named, train
 
 pytestmark = pytest.mark.multi
 
@@ -60,7 +61,7 @@ def test_a_run_resumed_inside_a_stage_is_the_uninterrupted_one(
 
 def saved(rank: int, world: int) -> dict[str, Any]:
     net = Net()
-    handle = gw.attach(net, DGC, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, DGC, options=SMALL)
     train(net, sgd(net), rank, range(SAVED_AT))
     return handle.state_dict()
 
@@ -68,7 +69,7 @@ def saved(rank: int, world: int) -> dict[str, Any]:
 def continued(rank: int, world: int, states: list[dict[str, Any]]) -> tuple[str, set[int]]:
     """Goes on with all parameters in one message; bits, and the steps that messages have done."""
     net = Net()
-    handle = gw.attach(net, DGC, bucket_cap_mb=64)
+    handle = gw.attach(net, DGC, options=gw.Options(bucket_cap_mb=64))
     handle.load_state_dict(states[rank])
     done = {int(step) for message in handle._progress.messages for step in _steps(message)}
     train(net, sgd(net), rank, range(SAVED_AT, SAVED_AT + 3))
@@ -80,7 +81,7 @@ def adapted(
 ) -> tuple[dict[str, Any], dict[str, str], str]:
     """The state and the settings of each layer after seven more steps, and the bits."""
     net = Net()
-    handle = gw.attach(net, exchange, bucket_cap_mb=SMALL_MB)
+    handle = gw.attach(net, exchange, options=SMALL)
     if states is not None:
         handle.load_state_dict(states[rank])
         loaded = handle.stats()["adapted"]

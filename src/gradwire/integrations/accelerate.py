@@ -11,15 +11,14 @@ rank, which write and read one file for each rank beside the model's.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from ..contract import Compressor, Exchange
 from ..errors import NotInstalled, invalid
-from ..planning.data.plan import Plan
-from .framework_attachment import FrameworkAttachment
+from ..runtime.setup.options import FailurePolicy, Options, takes_options
+from .framework_attachment import AnyExchange, FrameworkAttachment
 
 try:
     from accelerate import Accelerator
@@ -28,17 +27,25 @@ except ModuleNotFoundError as error:
     raise NotInstalled(__name__, "accelerate", "frameworks") from error
 
 
+@takes_options
 def prepare(
-    accelerator: Accelerator, exchange: Exchange | Compressor | Plan | str | Path, **settings: Any
+    accelerator: Accelerator,
+    exchange: AnyExchange,
+    *,
+    mesh: DeviceMesh | str | None = None,
+    options: Options | None = None,
+    failure: FailurePolicy | None = None,
 ) -> FrameworkAttachment:
     """Attaches an exchange to every DDP model that the accelerator prepares from now on.
 
-    On one rank nothing is attached.
+    ``gw.attach`` gets the accelerator's loss scaler too. On one rank nothing is attached.
 
     Args:
         accelerator: The accelerator, before its ``prepare``.
         exchange: A compressor, an exchange, a plan, or its name or path.
-        **settings: Settings of ``gw.attach``. ``scaler`` is the accelerator's by default.
+        mesh: As for ``gw.attach``.
+        options: As for ``gw.attach``.
+        failure: As for ``gw.attach``.
 
     Returns:
         The attachment. Its ``handle`` is there once a model is prepared.
@@ -55,7 +62,7 @@ def prepare(
     if accelerator._models:
         remedy = "call gradwire's prepare() before accelerator.prepare()"
         raise invalid("accelerator", "one with a model", "one without a prepared model", remedy)
-    attachment = FrameworkAttachment(exchange, **{"scaler": accelerator.scaler, **settings})
+    attachment = FrameworkAttachment(exchange, accelerator.scaler, mesh, options, failure)
     accelerator.ddp_handler = attaching_handler(accelerator, attachment)
     accelerator.register_save_state_pre_hook(
         lambda models, weights, folder: attachment.save(folder)

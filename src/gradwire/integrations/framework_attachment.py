@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ..contract import Compressor, Exchange
@@ -22,9 +25,12 @@ from ..errors import InvalidSetting
 from ..planning.data.plan import Plan
 from ..runtime.attach import attach
 from ..runtime.handle import Handle
+from ..runtime.setup.options import FailurePolicy, Options
 from ..runtime.state.plain import values_of_all
 from ..runtime.state.redistribution import place_name
 
+AnyExchange = Exchange | Compressor | Plan | str | Path
+"""The exchange, in every form that ``gw.attach`` takes."""
 _log = logging.getLogger("gradwire")
 
 
@@ -33,10 +39,6 @@ class _Held:
     """A module that was attached in its DDP: its handle, or the state of one that was let go."""
 
     module: nn.Module
-    ddp: DistributedDataParallel | None = None
-    """Its DDP, while a handle is attached to that."""
-    group: Any = None
-    """The process group of its DDP."""
     handle: Handle | None = None
     state: dict[str, Any] | None = None
 
@@ -48,13 +50,23 @@ class FrameworkAttachment:
 
     Args:
         exchange: A compressor, an exchange, a plan, or its name or path.
-        **settings: Settings of ``gw.attach``.
+        scaler: As for ``gw.attach``.
+        mesh: As for ``gw.attach``.
+        options: As for ``gw.attach``.
+        failure: As for ``gw.attach``.
     """
 
     def __init__(
-        self, exchange: Exchange | Compressor | Plan | str | Path, **settings: Any
+        self,
+        exchange: AnyExchange,
+        scaler: GradScaler | None = None,
+        mesh: DeviceMesh | str | None = None,
+        options: Options | None = None,
+        failure: FailurePolicy | None = None,
     ) -> None:
-        self._exchange, self._settings = exchange, settings
+        given: dict[str, Any] = {"scaler": scaler, "mesh": mesh, "options": options}
+        self._exchange = exchange
+        self._attach: Callable[..., Handle] = partial(attach, **given, failure=failure)
         self._held: list[_Held] = []
 
     @property
@@ -78,7 +90,7 @@ class FrameworkAttachment:
         if held.handle is not None:
             held.state = held.handle.state_dict()
             held.handle.detach()
-            held.handle = held.ddp = None  # each of which holds the old DDP
+            held.handle = None  # which holds the old DDP
 
     def let_go_but_of(self, others: Iterable[nn.Module], coming: nn.Module) -> None:
         """Lets go of modules whose DDP a framework has dropped, or is about to make anew.
@@ -95,17 +107,16 @@ class FrameworkAttachment:
     def attach_to(self, model: DistributedDataParallel) -> Handle:
         """Attaches to a DDP model, with the state of its module's handle that was let go."""
         held = self._of(model.module)
-        held.ddp, held.group = model, model.process_group
-        if held.state is None:
-            held.handle = attach(model, self._exchange, **self._settings)
-            return held.handle
         # What gradients hold was exchanged by the handle before; attach would refuse them.
-        grads = [(param, param.grad) for param in model.parameters()]
-        model.zero_grad(set_to_none=True)
+        left = [] if held.state is None else model.parameters()
+        grads = [(param, param.grad) for param in left]
+        for param, _ in grads:
+            param.grad = None
         try:
-            held.handle = attach(model, self._exchange, **self._settings)
-            held.handle.load_state_dict(held.state)
-            held.state = None
+            held.handle = self._attach(model, self._exchange)
+            if held.state is not None:
+                held.handle.load_state_dict(held.state)
+                held.state = None
         finally:
             for param, grad in grads:
                 param.grad = grad
@@ -146,14 +157,13 @@ class FrameworkAttachment:
             InvalidSetting: A rank cannot read its state, or only some ranks find theirs. All ranks
                 raise it.
         """
-        groups = [held.group for held in self._held if held.handle is not None]
-        for place, (handle, group) in enumerate(zip(self.handles, groups, strict=True)):
+        for place, handle in enumerate(self.handles):
             own, damage = None, ""
             try:
                 own = _read(Path(folder), place, handle)
             except Exception as error:  # the others would wait for this rank
                 damage = f"{type(error).__name__}: {error}"
-            told = values_of_all((own is not None, damage), group)
+            told = values_of_all((own is not None, damage), handle.group)
             if bad := [f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text]:
                 raise InvalidSetting(
                     f"the state of gradwire in {folder} cannot be read ({'; '.join(bad)}); load an "

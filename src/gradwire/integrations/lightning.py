@@ -7,16 +7,16 @@ save ``strategy.attachment.handle.gather_state()`` beside the model, and hand it
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.amp import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from ..contract import Compressor, Exchange
 from ..errors import InvalidSetting, NotInstalled
-from ..planning.data.plan import Plan
-from .framework_attachment import FrameworkAttachment, warn_of_no_state
+from ..runtime.setup.options import FailurePolicy, Options
+from .framework_attachment import AnyExchange, FrameworkAttachment, warn_of_no_state
 
 try:
     from lightning.fabric.strategies import DDPStrategy as FabricDDP
@@ -27,14 +27,34 @@ except ModuleNotFoundError as error:
 _KEY = "gradwire"
 
 
-class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
+class _Attaching:
+    """A DDP strategy with an attachment."""
+
+    def __init__(
+        self,
+        exchange: AnyExchange,
+        *,
+        scaler: GradScaler | None = None,
+        mesh: DeviceMesh | str | None = None,
+        options: Options | None = None,
+        failure: FailurePolicy | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(**others)
+        self.attachment = FrameworkAttachment(exchange, scaler, mesh, options, failure)
+
+
+class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
     """Lightning's DDP strategy with an exchange. All ranks' state lies in Lightning's checkpoint.
 
     ``attachment.handle`` is there once training has begun.
 
     Args:
         exchange: A compressor, an exchange, a plan, or its name or path.
-        attach_settings: Settings of ``gw.attach``, for example ``{"scaler": scaler}``.
+        scaler: As for ``gw.attach``.
+        mesh: As for ``gw.attach``.
+        options: As for ``gw.attach``.
+        failure: As for ``gw.attach``.
         **others: Settings of Lightning's ``DDPStrategy``.
 
     Example:
@@ -42,16 +62,7 @@ class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
         Trainer(strategy=GradwireStrategy(gw.compress.int8()))
     """
 
-    def __init__(
-        self,
-        exchange: Exchange | Compressor | Plan | str | Path,
-        *,
-        attach_settings: dict[str, Any] | None = None,
-        **others: Any,
-    ) -> None:
-        super().__init__(**others)
-        self.attachment = FrameworkAttachment(exchange, **(attach_settings or {}))
-        self._resumed: Any = None
+    _resumed: Any = None
 
     def configure_ddp(self) -> None:
         """Makes the DDP model and attaches to it; a checkpoint that was read before is loaded."""
@@ -89,30 +100,19 @@ class GradwireStrategy(DDPStrategy):  # type: ignore[misc]
             handle.load_state_dict(state)
 
 
-class GradwireFabric(FabricDDP):  # type: ignore[misc]
+class GradwireFabric(_Attaching, FabricDDP):  # type: ignore[misc]
     """Fabric's DDP strategy with an exchange.
 
     Save ``strategy.attachment.handle.gather_state()`` by hand, on all ranks.
 
     Args:
         exchange: A compressor, an exchange, a plan, or its name or path.
-        attach_settings: Settings of ``gw.attach``.
-        **others: Settings of Fabric's ``DDPStrategy``.
+        **others: The other settings, as of ``GradwireStrategy``.
 
     Example:
 
         Fabric(strategy=GradwireFabric(gw.compress.int8()))
     """
-
-    def __init__(
-        self,
-        exchange: Exchange | Compressor | Plan | str | Path,
-        *,
-        attach_settings: dict[str, Any] | None = None,
-        **others: Any,
-    ) -> None:
-        super().__init__(**others)
-        self.attachment = FrameworkAttachment(exchange, **(attach_settings or {}))
 
     def setup_module(self, module: nn.Module) -> DistributedDataParallel:
         """Makes the DDP model and attaches to it."""

@@ -13,10 +13,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..contract import Compressor, Exchange
+from torch.distributed.device_mesh import DeviceMesh
+
 from ..errors import NotInstalled
-from ..planning.data.plan import Plan
-from .framework_attachment import FrameworkAttachment
+from ..runtime.setup.options import FailurePolicy, Options, takes_options
+from .framework_attachment import AnyExchange, FrameworkAttachment
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -25,15 +26,25 @@ except ModuleNotFoundError as error:
     raise NotInstalled(__name__, "transformers", "frameworks") from error
 
 
+@takes_options
 def hook_trainer(
-    trainer: Trainer, exchange: Exchange | Compressor | Plan | str | Path, **settings: Any
+    trainer: Trainer,
+    exchange: AnyExchange,
+    *,
+    mesh: DeviceMesh | str | None = None,
+    options: Options | None = None,
+    failure: FailurePolicy | None = None,
 ) -> FrameworkAttachment:
     """Attaches an exchange to a trainer's DDP model, with its state in the trainer's checkpoints.
+
+    ``gw.attach`` gets the trainer's loss scaler too.
 
     Args:
         trainer: The trainer, before ``train()``.
         exchange: A compressor, an exchange, a plan, or its name or path.
-        **settings: Settings of ``gw.attach``. ``scaler`` is the trainer's by default.
+        mesh: As for ``gw.attach``.
+        options: As for ``gw.attach``.
+        failure: As for ``gw.attach``.
 
     Returns:
         The attachment. Its ``handle`` is there once training has begun.
@@ -49,7 +60,7 @@ def hook_trainer(
     from .accelerate import attaching_handler  # transformers installs accelerate, or says so
 
     accelerator = trainer.accelerator
-    attachment = FrameworkAttachment(exchange, **{"scaler": accelerator.scaler, **settings})
+    attachment = FrameworkAttachment(exchange, accelerator.scaler, mesh, options, failure)
     accelerator.ddp_handler = attaching_handler(accelerator, attachment)
     keeper = _Keeper(attachment)
     trainer.add_callback(keeper)

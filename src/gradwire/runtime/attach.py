@@ -1,18 +1,22 @@
 """attach: from here on gradwire exchanges a model's gradients, under an unchanged training loop.
 
-They are exchanged in every backward pass, as they come, by one plan or by a pilot's plans. What
-only some arguments ask for (a plan, newcomers, hosts, DDP) is imported where they are given.
+An attach checks its settings, agrees with the other ranks, connects, and hooks the model. What only
+some arguments ask for (a plan, newcomers, hosts, DDP) is imported where they are given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+import weakref
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 from torch.amp import GradScaler
@@ -22,93 +26,336 @@ from torch.optim import Optimizer
 
 from ..compress.none import none
 from ..contract import Compressor, Exchange
+from ..errors import invalid
 from ..exchange.by_name import exchange_for
-from ..planning.default_fusion import matrices
-from .attachment import Attachment, grid_of
-from .cautions import caution
-from .failure.integrity import DEFAULT_CHECK_EVERY, Check
-from .failure.membership import Membership
-from .grid.dtensors import has_dtensors, shard_of, sharded_modules
+from ..kernels.libraries import backend
+from ..planning.default_fusion import NamedParam
+from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
+from .failure.integrity import Check
+from .failure.membership import ALONE, Membership, join
+from .failure.uncaught import leave_by_cause
+from .grid.dtensors import has_dtensors, refuse_other_shards, reshard, shard_of, sharded_modules
+from .grid.shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
 from .handle import Handle
-from .refusals import mark_attached, sole_ddp
-from .settings import DEFAULT_TIMEOUT, Settings, sparse_weights
+from .setup.fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
+from .setup.options import FailurePolicy, Options, takes_options
+from .setup.pairs import DTENSORS, Facts, caution, refusal_of, refuse_pairs
+from .setup.refusals import Strangers, refuse_wrong_model, sole_ddp
+from .setup.settings import Settings, exchanges_in, sparse_weights, tables, trained
+from .step.engine import Engine
+from .step.figures import Recorder
 from .step.fused import fused_messages
 from .step.hooks import ModuleHooks
+from .step.messages import Message, as_reals, refuse_float16
 from .step.progress import Progress
-from .step.synchroniser import AnyMessage
+from .step.synchroniser import AnyMessage, Synchroniser
 from .step.wire import Group
-from .strangers import Strangers
 
 if TYPE_CHECKING:
     from ..planning.data.plan import Plan
     from .controls import Pilot
     from .ddp.comm_hook import DDPHooks, DDPInTurn
+    from .elastic.heal import Healing
+    from .elastic.rejoin import Newcomer
+    from .failure.guard import Guard
 
 
+@takes_options
 def attach(
     model: nn.Module,
     exchange: Exchange | Compressor | Plan | Pilot | str | Path,
     *,
     optimizer: Optimizer | None = None,
-    group: Group | DeviceMesh | None = None,
-    shards: Group | DeviceMesh | None = None,
-    mesh: DeviceMesh | str | None = None,
-    bucket_cap_mb: float | None = None,
-    num_channels: int | None = None,
-    compress_if: Callable[[str, Tensor], bool] = matrices,
-    timeout: timedelta = DEFAULT_TIMEOUT,
-    trace_steps: int = 4,
     scaler: GradScaler | None = None,
-    guard_every: int | None = None,
-    check_every: int | None = DEFAULT_CHECK_EVERY,
-    checksums: bool = False,
-    on_failure: str = "end",
-    backend: str = "auto",
-    rejoin: Store | None = None,
+    group: Group | DeviceMesh | None = None,
+    mesh: DeviceMesh | str | None = None,
+    options: Options | None = None,
+    failure: FailurePolicy | None = None,
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
-    ``model`` is an ``nn.Module`` (parameters and buffers come from rank 0) or a
-    ``DistributedDataParallel`` module (its hook is taken, or none, see `reducer`), maybe wrapped.
-    After a backward pass every ``.grad`` is the mean. ``exchange`` is an algorithm of
-    ``gw.compress``, its name, or an exchange made by ``gw.pair``. A compressor gets the collective
-    that suits its traits, and error feedback if it needs that. ``compress_if(name, param)`` tells
-    which gradients take it; others travel uncompressed. Messages have ``bucket_cap_mb`` MiB;
-    ``num_channels`` (4) travel at once. Or it is a plan (``gw.plan``, or its file), which decides
-    all of that, or ``"auto"`` (``gw.pilot.auto``), which chooses one while the model trains. If a
-    plan overlaps the next forward pass and ``optimizer`` is given, each layer's forward waits for
-    its means (`overlap`). ``group`` is the process group, or the data-parallel dimension of a
-    ``DeviceMesh``; its ranks hold the same shards where parameters are DTensors (``fully_shard``).
-    The default is all ranks. ``shards`` is the tensor-parallel group or dimension, for exchanges
-    that ask other shards. ``mesh`` is for hosts of several ranks, which add up gradients and
-    exchange shares: one of ("hosts", "local"), or "torchrun"; ``backend``, "gloo" or "nccl", serves
-    between hosts. All ranks must attach alike, and each backward pass must reach an attached
-    parameter. ``timeout`` bounds a wait for a peer. By ``on_failure="shrink"`` ranks go on without
-    a lost one; ``rejoin``, the job's store, lets a new process in. Every ``guard_every`` steps some
-    means are compared with dense ones, every ``check_every`` parameters among ranks. ``checksums``
-    refuse what arrives damaged. ``trace()`` has ``trace_steps`` steps; give the ``scaler`` too.
+    After ``loss.backward()`` every ``.grad`` is the mean over ranks. The training loop stays as it
+    is. All ranks attach alike, and each backward pass reaches an attached parameter.
 
-    Raises ``InvalidSetting`` for a mistake, ``RanksDiffer`` if ranks disagree.
+    Args:
+        model: An ``nn.Module``, whose parameters and buffers come from rank 0, or a
+            ``DistributedDataParallel`` module, maybe wrapped.
+        exchange: One of these:
+
+            * a compressor of ``gw.compress``, or its name. It gets the collective that suits its
+              traits, and error feedback if it needs that.
+            * an exchange that ``gw.pair`` has made.
+            * a plan (``gw.plan``), or its file. It decides messages, order and exchanges.
+            * ``"auto"`` (``gw.pilot.auto``), which chooses a plan while the model trains.
+        optimizer: The optimizer of ``model``. With a plan that overlaps the next forward pass,
+            each layer's forward then waits for its own means. Newcomers need it too.
+        scaler: The loss's scaler. Gradients are exchanged without its scale.
+        group: The process group, or the data-parallel dimension of a ``DeviceMesh``. Its ranks
+            hold the same shards of DTensors. Default: all ranks, or the DDP model's group.
+        mesh: Hosts of several ranks, which add up gradients and exchange shares: a
+            ``DeviceMesh`` of ("hosts", "local"), or ``"torchrun"``. Default: flat.
+        options: How gradients travel, as ``gw.Options``. Default: ``gw.Options()``.
+        failure: What becomes of lost ranks, as ``gw.FailurePolicy``. Default: the run ends.
+
+    Returns:
+        A ``gw.Handle`` with figures, checkpoints and ``detach()``.
+
+    Raises:
+        InvalidSetting: An argument cannot be used; the message says what to do.
+        RanksDiffer: Another rank refused, or has another model, setting or version.
+        RankFailed: A rank did not come within the time-out.
+
+    >>> import gradwire as gw
+    >>> model = nn.Linear(4, 2)
+    >>> handle = gw.attach(model, "topk", options=gw.Options(num_channels=2))
+    >>> model(torch.ones(1, 4)).sum().backward()
+    >>> handle.step
+    1
     """
+    given = options or Options(), failure or FailurePolicy()
+    settings = Settings(exchange, optimizer, scaler, *given)
     newcomer = None
-    if rejoin is not None:
+    if (store := getattr(settings.failure, "rejoin", None)) is not None:
         from .elastic.rejoin import Newcomer
 
-        newcomer = Newcomer(rejoin, on_failure, optimizer, (group, shards, mesh))
-    given = exchange, optimizer, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps
-    every = scaler, guard_every, check_every, checksums, on_failure, backend
-    settings = Settings(*given, *every)
-    grid = grid_of(model := sole_ddp(model), group, shards, mesh, settings)
-    return EveryBackward().attach(model, settings, grid, newcomer)
+        places = group, mesh, getattr(settings.options, "shards", None)
+        newcomer = Newcomer(store, settings.failure.on_failure, optimizer, places)
+    grid = grid_of(model := sole_ddp(model), group, mesh, settings)
+    return Attachment().attach(model, settings, grid, newcomer)
 
 
-class EveryBackward(Attachment):
-    """Gradients are exchanged, in every backward pass."""
+_OWN = ("compress_if", "shards", "trace_steps", "timeout", "rejoin")
+"""Fields of the options and of the failure policy that ranks compare otherwise, or not."""
+
+
+class Grid(NamedTuple):
+    """This rank's two groups: those that average with it, and those that hold the other parts.
+
+    ``ranks`` are the numbers of the first among all ranks, ``group`` is its process group
+    (None: that of all), and ``mesh`` tells which are on one host.
+    """
+
+    who: Membership
+    shards: Membership
+    mesh: DeviceMesh | str | None
+    ranks: Sequence[int]
+    group: Group | None = None
+
+
+def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid:
+    """This rank's place, from the groups or the mesh that a user gave."""
+    if not hasattr(Store, "clone"):  # since torch 2.8; ranks meet by it
+        remedy = "install that: pip install 'torch>=2.8'"
+        raise invalid("torch", torch.__version__, "2.8 or newer", remedy)
+    if mesh is not None and group is not None:
+        raise invalid("group", group, "None beside mesh=, which names the ranks", "leave it out")
+    found = _group_of(model, group)
+    ranks: list[int] = []
+    if dist.is_initialized():
+        ranks = dist.get_process_group_ranks(found or dist.group.WORLD)
+    timeout, shards = settings.patience, getattr(settings.options, "shards", None)
+    if mesh is None:
+        return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks, found)
+    if shards is not None:
+        raise refusal_of("shards", "mesh").error(shards)
+    from .grid.host_mesh import join_mesh
+
+    return Grid(join_mesh(mesh, found, timeout), ALONE, mesh, ranks, found)
+
+
+def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
+    """The process group that the exchanges are to run in."""
+    found: Group | None = one_dimension("group", group, "data-parallel", 0)
+    if isinstance(model, DistributedDataParallel):
+        if found is not None:
+            raise invalid("group", found, "None for a DDP model", "DDP's own group is used")
+        found = model.process_group
+    if dist.is_initialized() and dist.get_rank(found) < 0:
+        raise outside_of("group")
+    return found
+
+
+class Attachment:
+    """One attach of a model, whose gradients are exchanged in every backward pass.
+
+    A subclass may exchange something else, at other times.
+    """
+
+    way = "attach"
+    """The function that a user has called, as `pairs` names it."""
+    model: nn.Module
+    settings: Settings
+    params: list[NamedParam]
+    """The parameters that are exchanged."""
+    held: list[NamedParam]
+    """This rank's parts of them, as real numbers."""
 
     def prepare(self) -> Mapping[str, object]:
+        """Checks and makes what only a subclass needs; returns settings that ranks must share."""
         return {}
 
+    def attach(
+        self, model: nn.Module, settings: Settings, grid: Grid, newcomer: Newcomer | None = None
+    ) -> Handle:
+        """Checks the arguments, agrees with the other ranks and connects.
+
+        A rank that refuses tells the others, so none waits. A ``newcomer`` agrees with a run.
+        """
+        who, shards = grid.who, grid.shards
+        leave_by_cause()
+        try:
+            reshard(model)
+            refuse_wrong_model(model)
+            if grid.mesh is not None and has_dtensors([*model.named_parameters()]):
+                raise refusal_of("mesh", DTENSORS).error(grid.mesh)
+            self.model = model
+            self.settings = settings = settings.checked(grid.mesh, who)
+            self.params = trained(model)
+            refuse_pairs(Facts(model, self.params, settings, self.way))
+            refuse_other_shards(model, grid.ranks)
+            self.held = [(name, as_reals(shard_of(param))) for name, param in self.params]
+            own = self._fingerprint(shards, self.prepare())
+            backend()  # Builds kernels that no run has built yet: now, not inside the first step.
+            told = json.dumps(own)
+            if newcomer is not None:
+                who = newcomer.ask(own, settings.failure.timeout)
+            messages = self.messages(who)
+            refuse_float16(messages, settings.scaler)
+            own[NETWORK] = network_of(messages)
+        except Exception as error:
+            post_refusal(who, error)
+            post_refusal(shards, error)
+            raise
+        try:
+            networks = agree(who, own, settings.failure.timeout) if newcomer is None else None
+        except Exception as error:
+            post_refusal(shards, error)
+            raise
+        agree_among_shards(who, shards, messages, settings.channels, settings.failure.timeout)
+        healing = None
+        if settings.failure.on_failure == "shrink":
+            from .elastic.heal import Healing
+
+            healing = Healing(
+                self._shared, settings.optimizer, settings.scaler, settings.failure.timeout, told
+            )
+        return self._connect(grid._replace(who=who), messages, networks, healing, newcomer)
+
+    @property
+    def carried(self) -> list[NamedParam]:
+        """The parts in ``held`` that have elements."""
+        return [one for one in self.held if one[1].numel()]
+
+    def _connect(
+        self,
+        grid: Grid,
+        messages: list[AnyMessage],
+        networks: Sequence[OwnNetwork] | None,
+        healing: Healing | None,
+        newcomer: Newcomer | None,
+    ) -> Handle:
+        """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
+        settings, is_ddp = self.settings, isinstance(self.model, DistributedDataParallel)
+        undo, recorder = ExitStack(), Recorder(settings.options.trace_steps)
+        engine_of = partial(
+            Engine,
+            num_channels=0 if self.is_left_to_ddp(messages) else settings.channels,
+            timeout=settings.failure.timeout,
+            on_span=recorder.add,
+            shards=grid.shards,
+            ranks_per_host=settings.ranks_per_host,
+            checksums=settings.failure.checksums,
+        )
+        engine = newcomer.enter(engine_of, healing, messages) if newcomer else engine_of(grid.who)
+        undo.callback(engine.close)
+        try:
+            serves = AFTER_A_CHANGE
+            if networks is not None:
+                serves = connect(engine, settings.options.backend, networks, messages)
+            if not newcomer and engine.world > 1 and not is_ddp:
+                engine.broadcast(self._shared())
+            caution(Facts(self.model, self.params, settings, self.way, self.optimizer))
+            synchroniser = Synchroniser(engine, messages, dict(self.held), self.check())
+            progress = Progress(
+                synchroniser, recorder, self.params, settings.scaler, _guard(settings)
+            )
+            progress.healing, progress.newcomer = healing, newcomer
+            handle = self.hook(progress, undo)
+            handle.backend = serves
+            of_all = dist.group.WORLD if dist.is_initialized() else None
+            handle.group = newcomer.group if newcomer else grid.group or of_all
+        except BaseException:
+            undo.close()
+            raise
+        # A model that is dropped without detach takes its threads with it, once its messages end.
+        weakref.finalize(handle, engine.finish_and_close)
+        return handle
+
+    def is_left_to_ddp(self, messages: Sequence[object]) -> bool:
+        """Whether DDP's own reducer averages the model's gradients; the same on all ranks.
+
+        It does so for a DDP model of which every gradient is dense, unless the user asks for what
+        only gradwire's messages have: a size, a number of channels, another time-out. A plan has
+        messages of its own, and a pilot may plan some.
+        """
+        exchange, is_ddp = self.settings.exchange, isinstance(self.model, DistributedDataParallel)
+        if not is_ddp or self.settings.asks_for_messages or not isinstance(exchange, Exchange):
+            return False
+        dense = exchange_for(none())
+        return all(isinstance(one, Message) and one.exchange == dense for one in messages)
+
+    def _shared(self) -> list[Tensor]:
+        """Every tensor that ranks must share, as they hold it."""
+        return [tensor for _, tensor, _ in self._tensors()]
+
+    def _tensors(self) -> list[tuple[str, Tensor, str]]:
+        """Every tensor that ranks must share, as they hold it, its name and how it is treated."""
+        model, sparse = self.model, sparse_weights(self.model)
+
+        def how(name: str, param: Tensor) -> str:
+            if id(param) in sparse:
+                return "sparse"
+            return (
+                "compressed" if self.settings.options.compress_if(name, param) else "uncompressed"
+            )
+
+        tensors = [(name, param, how(name, param)) for name, param in self.held]
+        if not isinstance(model, DistributedDataParallel):
+            frozen = [one for one in model.named_parameters() if not one[1].requires_grad]
+            for kind, found in ("frozen", frozen), ("buffer", model.named_buffers()):
+                tensors += [(name, as_reals(shard_of(one)), kind) for name, one in found]
+        return tensors
+
+    def _fingerprint(self, shards: Membership, special: Mapping[str, object]) -> Fingerprint:
+        model, settings = self.model, self.settings
+        is_ddp = isinstance(model, DistributedDataParallel)
+        shared: dict[str, object] = {
+            "exchange": _digest(settings),
+            **{name: value for name, value in settings.fields.items() if name not in _OWN},
+            "num_channels": settings.channels,
+            "may be left to DDP": not settings.asks_for_messages,
+            "model": "DistributedDataParallel" if is_ddp else "nn.Module",
+            "shards": place_in(shards, model),
+            "ranks per host": settings.ranks_per_host,
+            "scaler": settings.scaler and ("given" if settings.scaler.is_enabled() else "disabled"),
+            "optimizer": settings.failure.on_failure == "shrink"
+            and type(settings.optimizer).__name__,
+            **special,
+        }
+        if settings.plan is None:
+            widths = tables(model)
+            shared["embeddings' tables"] = [name for name, p in self.held if id(p) in widths]
+            if widths or sparse_weights(model):
+                from ..exchange.sparse_schemes import schemes  # a step may choose among them
+
+                shared["sparse schemes installed"] = [*schemes()]
+        used = exchanges_in(settings.exchange)
+        if any(one.same_threads for one in used) or not used:  # as what a pilot may choose asks for
+            shared["torch.get_num_threads()"] = torch.get_num_threads()
+        return fingerprint(self._tensors(), shared)
+
     def messages(self, who: Membership) -> list[AnyMessage]:
+        """All messages in issue order."""
         if isinstance(self.settings.exchange, Exchange):
             return self._fused(self.settings.exchange, who)
         return self._planned(self.settings.plan, who, sparse_weights(self.model))
@@ -130,19 +377,22 @@ class EveryBackward(Attachment):
         return messages_of(plan, self.carried, sparse, who, self.settings.ranks_per_host)
 
     def check(self) -> Check:
-        params = self.params
-        return Check(
-            self.settings.check_every, lambda names: [(n, shard_of(param)) for n, param in params]
-        )
+        """The comparison of what has the same bits on all ranks whenever a step begins."""
+        params, every = self.params, self.settings.failure.check_every
+        return Check(every, lambda names: [(n, shard_of(param)) for n, param in params])
 
-    def caution(self) -> None:
-        caution(self.model, self.params, self.settings)
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer that takes the means, if it is known."""
+        return self.settings.optimizer
 
     def hook(self, progress: Progress, undo: ExitStack) -> Handle:
-        """Whoever is made here knows those made before it, and none made after."""
+        """Hooks the model, whose parameters are the same on all ranks by now.
+
+        Whoever is made here knows those made before it, and none made after.
+        """
         model, params, settings = self.model, self.params, self.settings
-        undo.callback(mark_attached(model, params))
-        strangers = Strangers(model, progress.give_up)
+        strangers = Strangers(model, params, progress.give_up)
         undo.callback(strangers.remove)
         hooks = controls = cut = buckets = None
         if isinstance(model, DistributedDataParallel):
@@ -170,7 +420,7 @@ class EveryBackward(Attachment):
             controls.begin(pilot)
         handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
         handle.enter_model()
-        if hooks is not None and settings.on_failure == "shrink":
+        if hooks is not None and settings.failure.on_failure == "shrink":
             from .failure.shrink import Shrinking
 
             hooks.shrinking = Shrinking(handle, progress, params, self.messages, undo)
@@ -202,3 +452,20 @@ class EveryBackward(Attachment):
             hooks = serve_hook(progress, model, params)
         undo.callback(hooks.remove)
         return hooks
+
+
+def _guard(settings: Settings) -> Guard | None:
+    """The comparisons of means with dense ones, if they are asked for."""
+    if settings.options.guard_every is None:
+        return None
+    from .failure.guard import Guard
+
+    return Guard(settings.options.guard_every)
+
+
+def _digest(settings: Settings) -> object:
+    """The value that ranks compare for an exchange: a digest for a plan, which may be long."""
+    if (plan := settings.plan) is None:
+        return settings.exchange
+    text = hashlib.sha256(plan.to_json().encode()).hexdigest()
+    return f"plan of {plan.planner} for {plan.model}, SHA-256 {text[:16]}"

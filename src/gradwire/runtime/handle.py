@@ -24,7 +24,7 @@ from .device.backends import AFTER_A_CHANGE
 from .failure.membership import run_of
 from .grid.dtensors import is_dtensor
 from .grid.shards import place_in
-from .settings import algorithm, plan_in, trained
+from .setup.settings import algorithm, plan_in, trained
 from .step.engine import Engine
 from .step.figures import Log, adapted, memory_of, norm_over_all, spread, whereabouts
 from .step.hooked import Hooked, Lent

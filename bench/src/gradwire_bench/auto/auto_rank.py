@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.runtime.attach import attach
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.pilot.auto import auto
+from gradwire.runtime.setup.options import Options
 
 from ..testbed.ranks import Report
 from ..training.tasks import make_task
@@ -101,7 +102,7 @@ def _start(task: TrainingTask, chosen: auto | str | None, under_ddp: bool) -> Co
         model = DistributedDataParallel(model)
     if chosen is None:
         return Contender(model, optimizer, None)
-    handle = attach(model, chosen, optimizer=optimizer, trace_steps=0)
+    handle = attach(model, chosen, optimizer=optimizer, options=Options(trace_steps=0))
     return Contender(model, optimizer, handle)
 
 

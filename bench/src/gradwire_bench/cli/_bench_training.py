@@ -236,7 +236,10 @@ def matrix(
         list[str] | None, typer.Option(help="none, 8 bits, 4 bits, powersgd, topk, plan [all].")
     ] = None,
     seed: Annotated[int, typer.Option(help="Draws of first values and data.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The page that gets the table.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page that gets the tables.")] = None,
+    only_pairs: Annotated[
+        bool, typer.Option("--pairs", help="Run no program: write the table of pairs alone.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run programs as people write them by every kind of exchange, and compare the bits.
@@ -248,6 +251,9 @@ def matrix(
     from ..runs import matrix as table
     from ..runs.matrix_rank import PROGRAMS
 
+    if only_pairs and out is not None:
+        table.write({}, out)
+        return
     asked = bench.Matrix(programs or PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed)
     with progress("bench matrix", total=1) as advance:
         found = bench.run(asked, Fractions(advance))

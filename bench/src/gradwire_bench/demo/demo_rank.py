@@ -23,6 +23,7 @@ from gradwire.contract.travel import sent_bytes
 from gradwire.contract.verbs import AllReduce
 from gradwire.runtime.attach import attach
 from gradwire.runtime.handle import Handle
+from gradwire.runtime.setup.options import Options
 from gradwire.runtime.step.task_graph import wall_clock
 
 from ..testbed.counters import own_counters
@@ -75,7 +76,7 @@ def _start(method: str, compressor: str | None, task: TrainingTask) -> MethodRun
     model = task.make_model()
     handle = None
     if compressor is not None:
-        handle = attach(model, load("compress", compressor)(), trace_steps=2)
+        handle = attach(model, load("compress", compressor)(), options=Options(trace_steps=2))
     else:
         model = DistributedDataParallel(model)
         if method == "ddp-fp16":

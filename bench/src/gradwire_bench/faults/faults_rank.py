@@ -33,10 +33,11 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
 from gradwire.planning.data.plan import Chunk, Plan, PlannedMessage
-from gradwire.runtime import attachment
+from gradwire.runtime import attach as attachment
 from gradwire.runtime.attach import attach
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.handle import Handle
+from gradwire.runtime.setup.options import FailurePolicy, Options
 from gradwire.runtime.step import engine, wire
 
 from ..testbed.netns import INTERFACE, Namespaces, host_address, join_network
@@ -272,14 +273,15 @@ def _attached(
 ) -> Handle:
     way, limit = accident.way, timedelta(seconds=accident.timeout_s)
     every, is_sealed = accident.check_every, accident.kind == FLIP_ON_THE_WAY
-    begin = partial(attach, model, timeout=limit, check_every=every, checksums=is_sealed)
+    policy = FailurePolicy(timeout=limit, check_every=every, checksums=is_sealed)
+    begin, small = partial(attach, model, failure=policy), Options(bucket_cap_mb=_SMALL_MB)
     if way == OVERLAP:
         return begin(_plan(model), optimizer=optimizer)
     if way == HOSTS:
         os.environ.update(LOCAL_WORLD_SIZE="2", LOCAL_RANK=str(rank % 2))
-        return begin(onebit(block=64), mesh="torchrun", bucket_cap_mb=_SMALL_MB)
+        return begin(onebit(block=64), mesh="torchrun", options=small)
     exchange = exchange_of(way) if way in COLLECTIVES else exchange_for(none())
-    return begin(exchange, group=group, bucket_cap_mb=_SMALL_MB)
+    return begin(exchange, group=group, options=small)
 
 
 def exchange_of(collective: str) -> Exchange:

@@ -1,4 +1,4 @@
-"""The cost of comparing parameters (``attach(check_every=)``) and payloads (``checksums=``).
+"""The cost of comparing parameters (``FailurePolicy(check_every=)``) and payloads (``checksums=``).
 
 gradwire testbed run --hosts 2 --rate 1gbit -- \\
   python -m gradwire_bench.runs.integrity --exchange ring
@@ -29,13 +29,14 @@ from gradwire.exchange.pair import pair
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.runtime.attach import attach
 from gradwire.runtime.failure.integrity import DEFAULT_CHECK_EVERY
+from gradwire.runtime.setup.options import FailurePolicy
 from gradwire_bench.schedule.replay import Replay, VirtualDevice
 
-SIDES: dict[str, dict[str, Any]] = {
-    "no checks": {"check_every": None},
-    f"one step in {DEFAULT_CHECK_EVERY}": {"check_every": DEFAULT_CHECK_EVERY},
-    "every step": {"check_every": 1},
-    "checksums": {"check_every": None, "checksums": True},
+SIDES = {
+    "no checks": FailurePolicy(check_every=None),
+    f"one step in {DEFAULT_CHECK_EVERY}": FailurePolicy(check_every=DEFAULT_CHECK_EVERY),
+    "every step": FailurePolicy(check_every=1),
+    "checksums": FailurePolicy(check_every=None, checksums=True),
 }
 EXCHANGES: dict[str, Callable[[], Any]] = {
     "ring": lambda: pair(none(), ring()),
@@ -66,10 +67,10 @@ def profile() -> Profile:
 class Side:
     """One model that takes turns, attached with its own checks."""
 
-    def __init__(self, exchange: str, settings: dict[str, Any]) -> None:
+    def __init__(self, exchange: str, policy: FailurePolicy) -> None:
         self._device = VirtualDevice(dist.get_rank())
         self._model = Replay(profile(), self._device)
-        self.handle = attach(self._model, EXCHANGES[exchange](), **settings)
+        self.handle = attach(self._model, EXCHANGES[exchange](), failure=policy)
 
     def turn(self, num_steps: int) -> float:
         """The mean seconds of a step."""

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from gradwire.errors import RankFailed, RanksDiffer, UnknownName, invalid
 
+from . import pairs
 from .matrix_rank import EXCHANGES, OURS, PLAN, PROGRAMS, ProgramEnd, ProgramRun, live
 
 MOST_LINES = 3
@@ -299,9 +300,13 @@ def markdown(found: Found) -> str:
 
 
 def write(found: Found, path: Path) -> None:
-    """Puts the table between the two marks of a page."""
+    """Puts the table of programs, and that of pairs, between their marks of a page."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if BEGIN not in text or END not in text:
-        raise invalid("out", path, f"a page with {BEGIN} and {END}", "write both into it")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    path.write_text(f"{before}{BEGIN}\n{markdown(found)}\n{END}{after}", encoding="utf-8")
+    tables = {(BEGIN, END): markdown(found) if found else "", pairs.MARKS: pairs.markdown()}
+    for (begin, end), table in tables.items():
+        if begin not in text or end not in text:
+            raise invalid("out", path, f"a page with {begin} and {end}", "write both into it")
+        if table:
+            before, after = text.split(begin)[0], text.split(end)[1]
+            text = f"{before}{begin}\n{table}\n{end}{after}"
+    path.write_text(text, encoding="utf-8")

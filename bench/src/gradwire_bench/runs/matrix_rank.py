@@ -33,10 +33,10 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.planner.usbyte import usbyte
-from gradwire.runtime.attachment import Attachment
+from gradwire.runtime.attach import Attachment
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.settings import Settings, trained
+from gradwire.runtime.setup.settings import Settings, trained
 from gradwire.runtime.step import wire
 from gradwire.runtime.step.messages import as_reals
 

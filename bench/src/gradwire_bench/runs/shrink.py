@@ -28,6 +28,7 @@ from gradwire.cli.report.table import Row
 from gradwire.contract.registry import load
 from gradwire.errors import RanksLost
 from gradwire.runtime.attach import attach
+from gradwire.runtime.setup.options import FailurePolicy
 from gradwire.runtime.step.task_graph import wall_clock
 from gradwire.runtime.step.wire import root_store
 from gradwire_bench.training.tasks import make_task
@@ -47,8 +48,8 @@ class Side:
         torch.manual_seed(0)
         self.model: Any = task.make_model()
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        given = {"optimizer": self._optimizer, "on_failure": way, "rejoin": rejoin}
-        self.handle = attach(self.model, load("compress", name)(), **given)
+        policy, exchange = FailurePolicy(on_failure=way, rejoin=rejoin), load("compress", name)()
+        self.handle = attach(self.model, exchange, optimizer=self._optimizer, failure=policy)
         self._task = task
         rank, world = self.handle.rank, self.handle.world_size
         self._batches = [task.batch(step, rank, world) for step in range(num_steps)]

@@ -31,6 +31,7 @@ from gradwire.planning.measure.links import measure_cluster
 from gradwire.runtime.attach import attach
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.handle import Handle
+from gradwire.runtime.setup.options import FailurePolicy, Options
 from gradwire.runtime.state.plain import values_of_all
 from gradwire.runtime.step.engine import Engine
 from gradwire_lab.planning.tune import tune
@@ -223,7 +224,13 @@ def _start(profile: Profile, plan: Plan, memory: Memory, seed: int | None) -> Re
     model = Replay(profile, device, gradient=float(rank), seed=seed, memory=memory)
     # A rate of 0: parameters stay what they are however long it runs, and every update is made.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
-    handle = attach(model, plan, optimizer=optimizer, timeout=_TIMEOUT, trace_steps=2)
+    handle = attach(
+        model,
+        plan,
+        optimizer=optimizer,
+        failure=FailurePolicy(timeout=_TIMEOUT),
+        options=Options(trace_steps=2),
+    )
     engine = handle.synchroniser.engine
     device.inline_s = lambda: engine.inline_s
     return ReplayRun(plan, model, device, optimizer, handle)

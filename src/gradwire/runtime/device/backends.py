@@ -1,8 +1,9 @@
 """Backends: what carries payloads between ranks, gloo from host memory or NCCL from the device's.
 
 Among the ranks of a host it is NCCL where each has a CUDA device of its own. Between hosts
-``attach(backend=)`` says which: "gloo", "nccl", or "auto", which measures both over the link and
-takes NCCL where gloo is what limits the rate. What lies in host memory goes by gloo in any case.
+``gw.Options(backend=)`` says which: "gloo", "nccl", or "auto", which measures both over the link
+and takes NCCL where gloo is what limits the rate. What lies in host memory goes
+by gloo in any case.
 
 NCCL's kernels of two groups that are launched in two orders may wait for each other for ever. So
 where a device sends by itself, messages take one lane, one behind the other.

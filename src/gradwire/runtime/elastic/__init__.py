@@ -1,4 +1,4 @@
 """Ranks that come and ranks without data: a newcomer joins a run, an uneven rank joins each step.
 
-``attach(rejoin=)`` and torch's ``Join`` call it. It knows the step, state and survivors.
+``FailurePolicy(rejoin=)`` and torch's ``Join`` call it. It knows the step, state and survivors.
 """

@@ -28,7 +28,7 @@ from ...errors import RankFailed, RanksDiffer, invalid
 from ..failure.blame import IN_ATTACH
 from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, PERIOD_S, Alarm, Stillness, said
-from ..fingerprint import Fingerprint, difference
+from ..setup.fingerprint import Fingerprint, difference
 from ..state.plain import receive
 from ..step.engine import Engine
 from ..step.messages import Message

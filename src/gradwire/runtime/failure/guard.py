@@ -18,7 +18,6 @@ from torch import Tensor
 from ...contract import Exchange, Member, State
 from ...contract.spec import working_dtype
 from ...contract.verbs import AllReduce, Compute, Steps
-from ...errors import invalid
 from ...exchange.error_feedback import Wrapper
 from ...exchange.pair import Pair
 
@@ -103,18 +102,6 @@ def loses(exchange: Exchange) -> bool:
     while isinstance(exchange, Wrapper):
         exchange = exchange.inner
     return not (isinstance(exchange, Pair) and exchange.codec.traits.lossless)
-
-
-def refuse_no_gradients(exchange: Any) -> None:
-    """Raises ``InvalidSetting`` for an exchange whose means are no means of gradients."""
-    inner = exchange
-    while isinstance(inner, Wrapper):
-        if not inner.of_gradients:
-            accepted = "an exchange of gradients, since means of momentum cannot be compared"
-            raise invalid(
-                "exchange beside guard_every", exchange, accepted, "leave guard_every out"
-            )
-        inner = inner.inner
 
 
 def compared(me: Member, grad_N: Tensor, text: Steps[State]) -> Steps[tuple[State, Missed]]:

@@ -8,46 +8,48 @@ another rank's shard stays here as a residual: a rank keeps as much as the whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import timedelta
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...contract import Compressor
 from ...contract.registry import load
 from ...errors import InvalidSetting, invalid
 from ...exchange.pair import pair
-from ...planning.default_fusion import matrices
 from ..failure.membership import join
-from ..fingerprint import agree, fingerprint, refusing
 from ..grid.dtensors import is_dtensor, sharded_modules
-from ..settings import DEFAULT_TIMEOUT
+from ..setup.fingerprint import agree, fingerprint, refusing
+from ..setup.options import FailurePolicy, Options, takes_options
+from ..setup.pairs import REDUCE_SCATTER, Facts, refuse_pairs
+from ..setup.settings import Settings
 from ..step.wire import Group
 from ._columns import WAY, Column
 from .reduction import PayloadReduceScatter, ShardReduction, groups_of
 
 
+@takes_options
 def reduce_scatter(
     model: nn.Module,
     algorithm: Compressor | str,
     *,
-    compress_if: Callable[[str, Tensor], bool] = matrices,
-    timeout: timedelta = DEFAULT_TIMEOUT,
+    options: Options | None = None,
+    failure: FailurePolicy | None = None,
 ) -> ShardReduction:
     """Compresses the gradients that ``fully_shard`` reduces and scatters.
 
     All ranks must call this alike, before the first backward pass. A rank keeps residuals of the
     whole gradient. A shard's mean is added up in rank order, so a run can be repeated bit for bit.
+
     Source: torch's ``FSDPModule.set_custom_reduce_scatter``, in torch 2.13.
 
     Args:
         model: A model that ``fully_shard`` has cut on one mesh of one dimension.
         algorithm: A compressor or its name.
-        compress_if: A function of a parameter's name and the parameter: whether it is compressed.
-        timeout: The longest wait for another rank.
+        options: Only ``compress_if`` is used: other parameters travel as they are.
+        failure: Only ``timeout`` is used.
 
     Returns:
         The handle: ``stats()``, ``residuals()``, ``state_dict()``, ``load_state_dict()``,
@@ -69,8 +71,12 @@ def reduce_scatter(
     codec = _codec(algorithm)
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     group = _group_of(params)
-    who = join(group, timeout)
+    given = Settings(codec, None, None, options or Options(), failure or FailurePolicy())
+    who, timeout = join(group, given.patience), given.patience
     with refusing(who):
+        settings = given.checked(None, who)
+        refuse_pairs(Facts(model, [*params.items()], settings, REDUCE_SCATTER))
+        compress_if = settings.options.compress_if
         dense = {name for name, param in params.items() if not compress_if(name, param)}
         found = [(module, _columns(module, params, who.world)) for module in modules]
         held = {one.name for _, columns in found for one in columns}

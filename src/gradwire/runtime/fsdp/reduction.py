@@ -16,7 +16,7 @@ from ...contract.verbs import Compute, Steps
 from ...errors import InvalidSetting, invalid
 from ..failure.forks import watch
 from ..failure.membership import Membership, run_of
-from ..fingerprint import agree, fingerprint, refusing
+from ..setup.fingerprint import agree, fingerprint, refusing
 from ..state import checkpoint
 from ..state.saved import check_form
 from ..state.sharded import Owners, own_part, sharded_state

@@ -85,17 +85,11 @@ def places(model: Any) -> list[tuple[int, int]]:
     return sorted(found - {(0, 1)})
 
 
-def refuse_other_shards(model: nn.Module, ranks: Sequence[int], mesh: object) -> None:
-    """Raises unless ``ranks``, those of ``group``, hold the same shard of every layer.
-
-    ``mesh`` is that of ``attach(mesh=)``.
-    """
+def refuse_other_shards(model: nn.Module, ranks: Sequence[int]) -> None:
+    """Raises unless ``ranks``, those of ``group``, hold the same shard of every layer."""
     tensors = [*chain(model.named_parameters(), model.named_buffers())]
     if not has_dtensors(tensors):
         return
-    if mesh is not None:
-        remedy = "write group=mesh['replicate'] instead"
-        raise invalid("mesh", mesh, "None beside parameters that are DTensors", remedy)
     sharded = bool(sharded_modules(model))
     for name, tensor in tensors:
         if is_dtensor(tensor):

@@ -27,13 +27,8 @@ DIMENSIONS = ("hosts", "local")
 _REMEDY = "write init_device_mesh('cpu', (8, 4), mesh_dim_names=('hosts', 'local'))"
 
 
-def join_mesh(mesh: Any, group: Group | None, shards: Any, timeout: timedelta) -> Membership:
+def join_mesh(mesh: Any, group: Group | None, timeout: timedelta) -> Membership:
     """This rank's place among the ranks of ``mesh``; ``group`` is that of a DDP model, or None."""
-    if shards is not None:
-        accepted = (
-            "None beside mesh=: a layer's shards and hosts of several ranks do not go together"
-        )
-        raise invalid("shards", shards, accepted, "leave one of them out")
     if mesh == TORCHRUN:
         return join(group, timeout)
     if not isinstance(mesh, DeviceMesh) or mesh.mesh_dim_names != DIMENSIONS:

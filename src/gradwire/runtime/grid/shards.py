@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ...contract.member import Shards
 from ...errors import InvalidSetting, invalid
 from ..failure.membership import ALONE, Membership, join
-from ..fingerprint import first_difference, refuse_differences, refuse_if_one_did
+from ..setup.fingerprint import first_difference, refuse_differences, refuse_if_one_did
 from ..step.messages import Message
 from ..step.synchroniser import AnyMessage
 from ..step.wire import Group

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from ...contract import Exchange
 from ...errors import invalid
 from ..handle import Handle
+from ..setup.refusals import Strangers
 from ..step.progress import Progress
 from ..step.task_graph import wall_clock
-from ..strangers import Strangers
 from .outer import Outer
 from .period import ChosenGap
 

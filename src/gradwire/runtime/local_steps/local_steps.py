@@ -20,38 +20,37 @@ A ``DistributedDataParallel`` model, such as a framework makes, exchanges nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from ...contract import Compressor, Exchange
 from ...errors import invalid
-from ...planning.default_fusion import NamedParam, matrices
-from ..attachment import Attachment, grid_of
-from ..cautions import warn_of_two_momenta
+from ...planning.default_fusion import NamedParam
+from ..attach import Attachment, grid_of
 from ..failure.integrity import DEFAULT_CHECK_EVERY, Check
 from ..failure.membership import Membership
-from ..grid.dtensors import has_dtensors
 from ..handle import Handle
-from ..refusals import mark_attached, quietened, sole_ddp
-from ..settings import Settings
+from ..setup.options import FailurePolicy, Options, takes_options
+from ..setup.pairs import LOCAL
+from ..setup.refusals import Strangers, quietened, sole_ddp
+from ..setup.settings import Settings
 from ..step.fused import fused_messages
 from ..step.hooked import untraced
 from ..step.messages import refuse_complex
 from ..step.progress import Progress
 from ..step.synchroniser import AnyMessage
 from ..step.wire import Group
-from ..strangers import Strangers
 from .local_handle import LocalSteps, Rhythm
 from .outer import DILOCO, MakeOuter, Outer
 from .period import LEAST, ChosenGap
 
 
+@takes_options
 def local_steps(
     model: nn.Module,
     optimizer: Optimizer,
@@ -64,12 +63,8 @@ def local_steps(
     mixing: float | None = None,
     group: Group | DeviceMesh | None = None,
     mesh: DeviceMesh | str | None = None,
-    bucket_cap_mb: float | None = None,
-    num_channels: int | None = None,
-    compress_if: Callable[[str, Tensor], bool] = matrices,
-    timeout: timedelta = timedelta(minutes=5),
-    trace_steps: int = 4,
-    checksums: bool = False,
+    options: Options | None = None,
+    failure: FailurePolicy | None = None,
 ) -> LocalSteps:
     """Lets ranks train alone, and exchanges what they have learnt once in ``every`` steps.
 
@@ -96,12 +91,8 @@ def local_steps(
             is 0.5 with a delay, and 0 without.
         group: As for ``attach``.
         mesh: As for ``attach``.
-        bucket_cap_mb: As for ``attach``.
-        num_channels: As for ``attach``.
-        compress_if: As for ``attach``.
-        timeout: As for ``attach``.
-        trace_steps: As for ``attach``.
-        checksums: As for ``attach``.
+        options: Only ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and ``trace_steps``.
+        failure: Only ``timeout`` and ``checksums``.
 
     Returns:
         The handle. Call its ``end_period()`` before evaluation and at the end of training.
@@ -109,7 +100,7 @@ def local_steps(
     Raises:
         InvalidSetting: A value is not accepted.
         RanksDiffer: Ranks passed different models or settings.
-        RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or ``timeout`` late.
+        RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or late by the time-out.
 
     >>> import torch
     >>> import gradwire as gw
@@ -127,11 +118,11 @@ def local_steps(
     True
     >>> handle.detach()
     """
-    given = exchange, None, bucket_cap_mb, num_channels, compress_if, timeout, trace_steps
-    settings = Settings(*given, checksums=checksums)
-    grid = grid_of(model := sole_ddp(model), group, None, mesh, settings)
+    settings = Settings(exchange, None, None, options or Options(), failure or FailurePolicy())
+    grid = grid_of(model := sole_ddp(model), group, mesh, settings)
+    asked = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
     with ExitStack() as quiet:
-        way = _Locally(optimizer, outer, every, fragments, delay, mixing, quiet)
+        way = _Locally(optimizer, outer, asked, quiet)
         handle = way.attach(quietened(model, quiet), settings, grid)
     assert isinstance(handle, LocalSteps)
     return handle
@@ -140,36 +131,23 @@ def local_steps(
 class _Locally(Attachment):
     """Pseudo-gradients are exchanged, once in so many steps of an optimizer."""
 
+    way = LOCAL
+
     def __init__(
-        self,
-        optimizer: Optimizer,
-        make: MakeOuter,
-        every: int | Literal["auto"],
-        fragments: int,
-        delay: int,
-        mixing: float | None,
-        quiet: ExitStack,
+        self, optimizer: Optimizer, make: MakeOuter, asked: dict[str, Any], quiet: ExitStack
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
             optimizer = getattr(optimizer, "optimizer", optimizer)  # what Accelerate wraps has them
         self._optimizer, self._make, self._quiet = optimizer, make, quiet
-        self._asked = every, fragments, delay, mixing
+        self._asked = asked
 
     def prepare(self) -> Mapping[str, object]:
-        params, exchange = self.params, self.settings.exchange
-        if not isinstance(exchange, Exchange):
-            remedy = "give the exchange itself, compress_if= and delay="
-            accepted = "a compressor or an exchange, as plans follow the backward pass"
-            given = "a plan" if self.settings.plan else repr(exchange)
-            raise invalid("exchange", given, accepted, remedy)
-        if has_dtensors(params):
-            remedy = "call gw.attach, or train a model that is whole on each rank"
-            raise invalid("model", "one with DTensors", "one with plain parameters", remedy)
+        params = self.params
         refuse_complex(
             params, "under local_steps", "call gw.attach, or keep real and imaginary parts"
         )
         self._check_optimizer(params)
-        every, fragments, delay, mixing = self._asked
+        every, fragments, delay, mixing = self._asked.values()
         if mixing is None:
             mixing = 0.5 if delay else 0.0
         self._chosen = None
@@ -181,9 +159,7 @@ class _Locally(Attachment):
         self._outer = Outer(params, self._make)
         self._fragments = cut_into(params, fragments)
         return {
-            "every": self._asked[0],
-            "fragments": fragments,
-            "delay": delay,
+            **self._asked,
             "mixing": mixing,
             "outer": self._outer.settings,
             "optimizer": type(self._optimizer).__name__,
@@ -214,14 +190,14 @@ class _Locally(Attachment):
         """Every so many exchanges, about as many steps apart as under ``attach``."""
         return Check(max(1, DEFAULT_CHECK_EVERY // self._rhythm.every), self._outer.shared)
 
-    def caution(self) -> None:
-        warn_of_two_momenta(self.settings, self._outer.optimizer)
+    @property
+    def optimizer(self) -> Optimizer:
+        return self._outer.optimizer
 
     def hook(self, progress: Progress, undo: ExitStack) -> Handle:
         undo.enter_context(self._quiet.pop_all())
         self._outer.restart()
-        undo.callback(mark_attached(self.model, self.params))
-        strangers = Strangers(self.model, progress.give_up)
+        strangers = Strangers(self.model, self.params, progress.give_up)
         undo.callback(strangers.remove)
         handle = LocalSteps(
             self.model,

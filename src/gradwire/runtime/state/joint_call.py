@@ -21,7 +21,7 @@ from ...contract.verbs import AllReduce
 from ...errors import RankFailed
 from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, STORE_PATIENCE_S, listed
-from ..fingerprint import (
+from ..setup.fingerprint import (
     has_refusal,
     refuse_differences,
     refuse_if_one_did,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import InvalidSetting, invalid
-from ..fingerprint import first_difference, refuse_differences
 from ..local_steps.outer import merged_outer
+from ..setup.fingerprint import first_difference, refuse_differences
 from .checkpoint import Origin, is_by_element
 from .saved import check_form, copied, summed
 

@@ -18,7 +18,7 @@ from ...exchange.by_name import beside, is_pair, named_collective
 from ...exchange.pair import Pair
 from ...planning.default_fusion import NamedParam, default_cap_bytes, fuse
 from ..failure.membership import Membership
-from ..settings import Settings, sparse_weights, tables
+from ..setup.settings import Settings, sparse_weights, tables
 from .engine import INLINE
 from .messages import Message, ParamRange
 from .synchroniser import AnyMessage
@@ -46,8 +46,8 @@ def fused_messages(
 
     @cache
     def cap_bytes(this_kind: object) -> int:
-        if settings.bucket_cap_mb is not None:
-            return int(settings.bucket_cap_mb * 2**20)
+        if settings.options.bucket_cap_mb is not None:
+            return int(settings.options.bucket_cap_mb * 2**20)
         members = [(name, p) for name, p in params if kinds.of(name, p) == this_kind]
         # The link's bytes count: those of the exchange among hosts.
         return default_cap_bytes(members, kinds.exchange_of(*members[0]), num_hosts)
@@ -88,7 +88,7 @@ class _Kinds:
 
     def asked_for(self, name: str, param: Tensor) -> Exchange:
         """The exchange that the user's settings name for a parameter."""
-        return self._asked if self._settings.compress_if(name, param) else self._dense
+        return self._asked if self._settings.options.compress_if(name, param) else self._dense
 
     def exchange_of(self, name: str, param: Tensor) -> Exchange:
         """The exchange that carries a parameter whose gradients are not row-sparse."""

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ...errors import RankFailed
 from ..grid.dtensors import put_grad, shard_of_grad
-from ..strangers import Strangers
+from ..setup.refusals import Strangers
 from .hooked import untraced
 from .messages import grad_as_reals
 from .progress import Progress

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..contract import Compressor, Exchange
-from ..contract.bounds import check_whole
-from ..contract.registry import load, names
-from ..contract.spec import DTYPE_NAMES, DTYPES
-from ..errors import InvalidSetting, UnknownName, invalid
-from ..exchange.by_name import exchange_for
-from ..planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
-from .device.backends import BACKENDS
-from .failure.integrity import DEFAULT_CHECK_EVERY
-from .grid.dtensors import has_dtensors
-from .step.messages import refuse_complex
+from ...contract import Compressor, Exchange
+from ...contract.bounds import check_whole
+from ...contract.registry import load, names
+from ...contract.spec import DTYPE_NAMES, DTYPES
+from ...errors import InvalidSetting, UnknownName, invalid
+from ...exchange.by_name import exchange_for
+from ...planning.default_fusion import DEFAULT_CHANNELS, NamedParam
+from ..device.backends import BACKENDS
+from ..failure.integrity import DEFAULT_CHECK_EVERY
+from ..step.messages import refuse_complex
+from .options import BOTH, DEFAULT_TIMEOUT, FailurePolicy, Options
 
 if TYPE_CHECKING:
-    from ..planning.data.plan import Plan
-    from .controls import Pilot
-    from .failure.membership import Membership
-
-DEFAULT_TIMEOUT = timedelta(minutes=5)
+    from ...planning.data.plan import Plan
+    from ..controls import Pilot
+    from ..failure.membership import Membership
 
 
 @dataclass(frozen=True)
@@ -41,44 +38,43 @@ class Settings:
 
     exchange: Any
     """An Exchange, a Plan or a Pilot, once it is checked."""
-    optimizer: Optimizer | None = None
-    bucket_cap_mb: float | None = None
-    num_channels: int | None = None
-    compress_if: Callable[[str, Tensor], bool] = matrices
-    timeout: timedelta = DEFAULT_TIMEOUT
-    trace_steps: int = 4
-    scaler: GradScaler | None = None
-    guard_every: int | None = None
-    check_every: int | None = DEFAULT_CHECK_EVERY
-    checksums: bool = False
-    on_failure: str = "end"
-    backend: str = "auto"
+    optimizer: Optimizer | None
+    scaler: GradScaler | None
+    options: Options
+    failure: FailurePolicy
     ranks_per_host: int = 1
 
     def checked(self, mesh: Any, who: Membership) -> Settings:
         """The same with the exchange resolved; raises ``InvalidSetting`` for what is wrong."""
         exchange, ranks_per_host = resolve(self.exchange), 1
         if mesh is not None:
-            from .grid import host_mesh as hosts
+            from ..grid import host_mesh as hosts
 
             ranks_per_host = hosts.ranks_per_host(mesh, who)
+        for name, kind in BOTH.items():
+            if not isinstance(value := getattr(self, name), kind):
+                accepted = f"a gw.{kind.__name__} or None"
+                raise invalid(name, type(value).__name__, accepted, f"write gw.{kind.__name__}()")
+        given = {**vars(self), **self.fields}
         for name, (is_right, accepted, remedy) in _ACCEPTED.items():
-            if not is_right(value := getattr(self, name)):
-                given = type(value).__name__ if name in ("optimizer", "scaler") else value
-                raise invalid(name, given, accepted, remedy)
-        if self.guard_every is not None:
-            from .failure.guard import refuse_no_gradients
-
-            check_whole("guard_every", self.guard_every, "leave it out")
-            refuse_no_gradients(exchange)
-        if self.check_every is not None:
-            check_whole("check_every", self.check_every, "write None for no checks")
+            if not is_right(value := given[name]):
+                value = type(value).__name__ if name in ("optimizer", "scaler") else value
+                raise invalid(name, value, accepted, remedy)
+        for name, remedy in _WHOLE_OR_NONE.items():
+            if given[name] is not None:
+                check_whole(name, given[name], remedy)
         return replace(self, exchange=exchange, ranks_per_host=ranks_per_host)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the options and of the failure policy."""
+        return {**vars(self.options), **vars(self.failure)}
 
     @property
     def patience(self) -> timedelta:
         """The time-out, or the default where none was given that could be used."""
-        return self.timeout if isinstance(self.timeout, timedelta) else DEFAULT_TIMEOUT
+        timeout = getattr(self.failure, "timeout", None)
+        return timeout if isinstance(timeout, timedelta) else DEFAULT_TIMEOUT
 
     @property
     def plan(self) -> Plan | None:
@@ -98,16 +94,18 @@ class Settings:
     @property
     def asks_for_messages(self) -> bool:
         """Whether a setting is given that only gradwire's own messages obey, and not DDP's."""
-        given = (self.bucket_cap_mb, self.num_channels, self.backend) != (None, None, "auto")
-        checks = self.check_every not in (None, DEFAULT_CHECK_EVERY)
-        return given or checks or self.timeout != DEFAULT_TIMEOUT
+        options, failure = self.options, self.failure
+        given = (options.bucket_cap_mb, options.num_channels, options.backend)
+        checks = failure.check_every not in (None, DEFAULT_CHECK_EVERY)
+        return given != (None, None, "auto") or checks or failure.timeout != DEFAULT_TIMEOUT
 
     @property
     def channels(self) -> int:
         """The number of messages that may be on their way at once."""
         if (plan := self.plan) is not None:
             return min(plan.credit, max(1, len(plan.messages)))
-        return DEFAULT_CHANNELS if self.num_channels is None else self.num_channels
+        given = self.options.num_channels
+        return DEFAULT_CHANNELS if given is None else given
 
 
 def _is_cap(given: Any) -> bool:
@@ -152,55 +150,14 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "timeout": (_lasts, "a positive timedelta", "write timedelta(minutes=5)"),
 }
 """The values that each setting may have, and the remedy where it has another one."""
-
-
-def refuse_pairs(
-    model: nn.Module, params: Sequence[NamedParam], settings: Settings, num_shards: int
-) -> None:
-    """Raises ``InvalidSetting`` for two features that do not go together: all pairs stand here."""
-    has_plan, sparse = not isinstance(settings.exchange, Exchange), sparse_weights(model)
-    rows = [name for name, param in params if id(param) in sparse]
-    half = [name for name, param in params if param.dtype == torch.float16 and settings.scaler]
-    first, auto = "".join(rows[:1]), repr(settings.exchange)
-    overlaps = settings.overlaps and settings.optimizer is not None
-    decided: dict[str, Any] = {
-        "bucket_cap_mb": settings.bucket_cap_mb,
-        "num_channels": settings.num_channels,
-        "compress_if": None if settings.compress_if is matrices else settings.compress_if,
-    }
-    for name, value in decided.items():
-        if has_plan and value is not None:
-            raise invalid(name, value, "None beside a plan, which decides it", "leave it out")
-    for is_one, what, given, accepted, remedy in (
-        (num_shards > 1, "shards", num_shards, "None beside", _INSTEAD),
-        (has_dtensors(params), "model", "DTensors", "one with plain parameters beside", _INSTEAD),
-        (rows, f"the embedding of {first}", "sparse=True", "sparse=False beside", _INSTEAD),
-        (half, "scaler", "one beside parameters in float16", "None beside", _IN_FULL),
-    ):
-        if settings.pilot is not None and is_one:
-            raise invalid(what, given, f"{accepted} {auto}", remedy)
-    for is_one, accepted in (
-        (isinstance(model, DistributedDataParallel), "a DDP model, whose own connections break"),
-        (settings.ranks_per_host > 1, "hosts of several ranks, which hold shares"),
-        (has_dtensors(params), "sharded layers (FSDP), since a lost rank holds a part"),
-        (num_shards > 1, "shards=, since a lost rank holds some"),
-        (settings.pilot is not None, "'auto', whose plan is for all ranks"),
-        (overlaps, "a plan that overlaps the next forward pass: its updates cannot be undone"),
-    ):
-        if settings.on_failure == "shrink" and is_one:
-            remedy = "leave on_failure out, and restart from a checkpoint"
-            raise invalid("on_failure", "shrink", f"'end' beside {accepted}", remedy)
-
-
-_INSTEAD = "attach an exchange, or a plan, instead"
-_IN_FULL = "keep parameters in float32 and compute in autocast, or attach 'none' or 'cast16'"
+_WHOLE_OR_NONE = {"guard_every": "leave it out", "check_every": "write None for no checks"}
 
 
 def plan_in(given: object) -> Plan | None:
     """A plan itself, None for anything else; for an exchange no module of plans is loaded."""
     if isinstance(given, Exchange):
         return None
-    from ..planning.data.plan import Plan
+    from ...planning.data.plan import Plan
 
     return given if isinstance(given, Plan) else None
 
@@ -209,7 +166,7 @@ def pilot_in(given: object) -> Pilot | None:
     """A pilot itself, None for anything else; for an exchange no module of pilots is loaded."""
     if isinstance(given, Exchange):
         return None
-    from .controls import Pilot
+    from ..controls import Pilot
 
     return given if isinstance(given, Pilot) else None
 
@@ -222,13 +179,20 @@ def algorithm(exchange: Exchange | Plan | Pilot) -> str:
     """
     if isinstance(exchange, Exchange):
         return repr(exchange)
-    if (plan := plan_in(exchange)) is None:
-        return "whatever a pilot chooses"
-    from ..planning.exchanges import exchanges_of
+    texts = sorted({repr(one) for one in exchanges_in(exchange)})
+    return f"plan of {', '.join(texts)}" if texts else "whatever a pilot chooses"
+
+
+def exchanges_in(given: object) -> list[Exchange]:
+    """An exchange itself, those that a plan uses, none for a pilot."""
+    if isinstance(given, Exchange):
+        return [given]
+    if (plan := plan_in(given)) is None:
+        return []
+    from ...planning.exchanges import exchanges_of
 
     used = {message.exchange for message in plan.messages}
-    texts = {repr(made) for name, made in exchanges_of(plan).items() if name in used}
-    return f"plan of {', '.join(sorted(texts))}"
+    return [one for name, one in exchanges_of(plan).items() if name in used]
 
 
 def resolve(given: Any) -> Exchange | Plan | Pilot:
@@ -242,7 +206,7 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
     if isinstance(given, Path) and str(given) in known:
         given = str(given)
     if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
-        from ..planning.data.plan import Plan
+        from ...planning.data.plan import Plan
 
         given = Plan.load(given)
     if isinstance(given, str) and given in names("planner") and given not in pilots:

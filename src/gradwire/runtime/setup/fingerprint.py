@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ..errors import RankFailed, RanksDiffer
-from ..version import WIRE, __version__
-from .failure.membership import Membership
+from ...errors import RankFailed, RanksDiffer
+from ...version import WIRE, __version__
+from ..failure.membership import Membership
 
 Fingerprint = dict[str, Any]
 Described = tuple[str, tuple[int, ...], str, str]

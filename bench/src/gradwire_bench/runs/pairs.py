@@ -1,0 +1,97 @@
+"""Pairs of features: each is refused by a sentence, or a test trains with both.
+
+The table of ``gradwire.runtime.setup.pairs`` says which are refused, and by what words. All other
+pairs of ``ALL`` go together, which ``SHOWN`` shows.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from gradwire.runtime.setup.pairs import (
+    CAUTIONS,
+    CUT_ROWS,
+    DTENSORS,
+    LOCAL,
+    REFUSED,
+    WHOLE,
+    RefusedPair,
+)
+
+EXCHANGES = (
+    "none",
+    "error feedback",
+    "momentum correction",
+    "powersgd",
+    "deft",
+    "selective",
+    "a plan",
+    "a plan with overlap",
+    "auto",
+)
+MODELS = ("plain module", "DDP", DTENSORS)
+ALL = (
+    *EXCHANGES,
+    LOCAL,
+    *MODELS,
+    *("mesh", "shards", "sparse rows", "compiled", "reentrant checkpoint"),
+    *("scaler", "optimizer", "bucket_cap_mb", "num_channels", "compress_if", "guard_every"),
+    *("backend", "on_failure", "check_every", "checksums"),
+)
+"""The features whose pairs the table is of; an attach has one exchange and one kind of model."""
+SHOWN = "tests/runtime/test_pairs.py::test_what_goes_together"
+"""The test that trains with each pair that is not refused."""
+_IMPLIED = {
+    "a plan with overlap": "a plan",
+    "sparse rows": CUT_ROWS,
+    **dict.fromkeys(("powersgd", "deft", "selective"), WHOLE),
+}
+MARKS = "<!-- pairs -->", "<!-- end of the pairs -->"
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Every pair of features that one attach may have."""
+    return [
+        (first, second)
+        for first, second in combinations(ALL, 2)
+        if not any({first, second} <= {*kind} for kind in (EXCHANGES, MODELS))
+    ]
+
+
+def refusal_of(first: str, second: str) -> RefusedPair | None:
+    """The refusal of a pair; None where it goes together."""
+    own = [{name, _IMPLIED.get(name, name)} for name in (first, second)]
+    for one in REFUSED:
+        for mine, other in (own, own[::-1]):
+            if one.first in mine and one.second in other:
+                return one
+    return None
+
+
+def together(first: str) -> list[str]:
+    """The later features that one goes with."""
+    return [b for a, b in pairs() if a == first and refusal_of(a, b) is None]
+
+
+def markdown() -> str:
+    """The section of the table's page."""
+    refused = [(a, b, found) for a, b in pairs() if (found := refusal_of(a, b)) is not None]
+    lines = ["| feature | beside | refused |", "| --- | --- | --- |"]
+    lines += [f"| {a} | {b} | {_sentence(found)} |" for a, b, found in refused]
+    lines += ["", "| feature | beside | works, with a warning |", "| --- | --- | --- |"]
+    lines += [
+        f"| {one.first} | {one.second} | {one.text.format('...', '...')} |" for one in CAUTIONS
+    ]
+    works = len(pairs()) - len(refused)
+    lines += [
+        "",
+        f"Features: {', '.join(ALL)}. An attach has one of the first {len(EXCHANGES)}, which are "
+        f"exchanges, and one of {', '.join(MODELS)}. Of the {len(pairs())} pairs {len(refused)} "
+        f"are refused and {works} work: `{SHOWN}` trains with each.",
+    ]
+    return "\n".join(lines)
+
+
+def _sentence(one: RefusedPair) -> str:
+    text = f"{one.what or one.first} must be {one.accepted}; {one.remedy}"
+    return text.format("...", one.second)

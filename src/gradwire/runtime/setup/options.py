@@ -1,0 +1,90 @@
+"""Options and FailurePolicy: what is rarely set of an attach, in two objects with defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...errors import InvalidSetting
+from ...planning.default_fusion import matrices
+from ..failure.integrity import DEFAULT_CHECK_EVERY
+from ..step.wire import Group
+
+DEFAULT_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How gradients travel, and what is recorded. All ranks give the same.
+
+    >>> Options(num_channels=2).bucket_cap_mb is None
+    True
+    """
+
+    bucket_cap_mb: float | None = None
+    """The size of a message in MiB. None: large enough that its payload pays its latency."""
+    num_channels: int | None = None
+    """The number of messages on their way at once. None: 4, or what the plan says."""
+    compress_if: Callable[[str, Tensor], bool] = matrices
+    """A function of name and parameter: whether its gradient takes the exchange. Others travel
+    uncompressed; by default these are vectors (biases, norms)."""
+    shards: Group | DeviceMesh | None = None
+    """The tensor-parallel group, or that dimension of a mesh, for exchanges that ask the other
+    shards of a layer."""
+    backend: str = "auto"
+    """The back end between hosts: "gloo", "nccl", or "auto", which measures both."""
+    guard_every: int | None = None
+    """Steps between two comparisons of some means with dense ones (``stats()["guard"]``)."""
+    trace_steps: int = 4
+    """The steps that ``handle.trace()`` holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailurePolicy:
+    """The way with lost ranks and damaged bits. All ranks give the same.
+
+    >>> FailurePolicy(on_failure="shrink").timeout
+    datetime.timedelta(seconds=300)
+    """
+
+    timeout: timedelta = DEFAULT_TIMEOUT
+    """The longest wait for a peer."""
+    on_failure: str = "end"
+    """``"end"`` raises ``RankFailed`` on all survivors. ``"shrink"`` raises ``RanksLost``, and the
+    survivors repeat the step and go on."""
+    rejoin: Store | None = None
+    """The job's store, in a new process that comes into a run which shrinks."""
+    check_every: int | None = DEFAULT_CHECK_EVERY
+    """Steps between two comparisons of all ranks' parameters; None compares nothing."""
+    checksums: bool = False
+    """Whether each payload carries a CRC-32, and a damaged one is refused."""
+
+
+BOTH: dict[str, Any] = {"options": Options, "failure": FailurePolicy}
+"""The two objects by the keyword that takes them."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def takes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Has a function refuse fields of the two objects as keywords, and say where they belong."""
+
+    @wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        for keyword, kind in BOTH.items():
+            for name in kwargs.keys() & kind.__dataclass_fields__:
+                raise InvalidSetting(
+                    f"{name}= is a field of gw.{kind.__name__}: write "
+                    f"{function.__name__}(..., {keyword}=gw.{kind.__name__}({name}=...))"
+                )
+        return function(*args, **kwargs)
+
+    return checked

@@ -1,0 +1,242 @@
+"""Every pair of features is refused on all ranks by the table's sentence, or it trains."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
+
+import gradwire as gw
+from gradwire.errors import InvalidSetting
+from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.runtime.grid.dtensors import shard_of
+from gradwire.runtime.setup.pairs import (
+    CUT_ROWS,
+    DTENSORS,
+    FEATURES,
+    HALF,
+    LOCAL,
+    REDUCE_SCATTER,
+    REFUSED,
+    WHOLE,
+    RefusedPair,
+)
+from gradwire.runtime.setup.refusals import sole_ddp
+from gradwire.runtime.setup.settings import sparse_weights, trained
+from gradwire_bench.runs.pairs import ALL, MARKS, SHOWN, markdown, pairs, refusal_of, together
+from tests.runtime.given import keywords
+from tests.runtime.meshes import device_mesh, mesh
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import digest, everything
+
+PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
+STEPS = 3
+
+
+class Small(nn.Module):
+    """An embedding and two layers, of which one may be recomputed in the backward pass."""
+
+    def __init__(self, features: set[str]) -> None:
+        super().__init__()
+        self.words = nn.Embedding(40, 8, sparse=bool({"sparse rows", CUT_ROWS} & features))
+        self.deep, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        self._recomputes = "reentrant checkpoint" in features
+
+    def forward(self, words: Tensor) -> Tensor:
+        found = self.words(words)
+        if self._recomputes:
+            found = checkpoint(self.deep, found, use_reentrant=True)
+        else:
+            found = self.deep(found)
+        return self.last(found.relu())  # type: ignore[no-any-return]
+
+
+def exchange_of(features: set[str], model: nn.Module) -> Any:
+    codecs = gw.compress
+    made = {
+        "error feedback": lambda: codecs.topk(density=0.1),
+        "momentum correction": lambda: gw.with_momentum_correction(codecs.topk(density=0.1)),
+        WHOLE: lambda: codecs.powersgd(rank=2),
+        "powersgd": lambda: codecs.powersgd(rank=2),
+        "deft": lambda: codecs.deft(density=0.1),
+        "selective": lambda: codecs.selective(density=0.1),
+        "a plan": lambda: plan_of(model, False),
+        "a plan with overlap": lambda: plan_of(model, True),
+        "auto": lambda: "auto",
+    }
+    return next((make() for name, make in made.items() if name in features), "none")
+
+
+def plan_of(model: nn.Module, overlaps: bool) -> Plan:
+    """A message for each parameter, the last first; rows take an exchange that carries them."""
+    messages, sparse = [], sparse_weights(model)
+    for name, param in reversed(trained(sole_ddp(model))):
+        chunk = Chunk(tensor=name, start=0, stop=shard_of(param).numel())
+        exchange = "rows" if id(param) in sparse else DENSE
+        messages.append(PlannedMessage(chunks=(chunk,), exchange=exchange))
+    rows = ExchangeSetting(compressor="nonzero", collective="zen")
+    given = {"rows": rows} if sparse else {}
+    return Plan(
+        planner="made by hand",
+        model="Small",
+        messages=tuple(messages),
+        exchanges=given,
+        credit=2,
+        overlap_forward=overlaps,
+    )
+
+
+OPTIONS: dict[str, Any] = {
+    "bucket_cap_mb": 0.001,
+    "num_channels": 2,
+    "compress_if": everything,
+    "guard_every": 1,
+    "trace_steps": 1,
+    "backend": "gloo",
+    "on_failure": "shrink",
+    "check_every": 1,
+    "checksums": True,
+}
+
+
+def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, int]:
+    """A model with these features: itself, optimizer, scaler, handle, and its group's number."""
+    grid = device_mesh((2, 2), ("replicate", "shard"))
+    is_cut = bool(features & {DTENSORS, "shards"})
+    torch.manual_seed(rank % 2 if "shards" in features else 0)
+    net: Any = Small(features)
+    given = {name: value for name, value in OPTIONS.items() if name in features}
+    if HALF in features:
+        net.half()
+    if REDUCE_SCATTER in features:
+        fully_shard(net, mesh=device_mesh((4,)))
+    elif DTENSORS in features:
+        fully_shard(net, mesh=grid["shard"])
+    if "DDP" in features:
+        group = grid["replicate"].get_group() if is_cut else None
+        net = DistributedDataParallel(net, process_group=group)
+    elif is_cut:
+        given["group"] = grid["replicate"]
+    model = torch.compile(net, backend="eager") if "compiled" in features else net
+    exchange = exchange_of(features, model)
+    if "mesh" in features:
+        given.pop("group", None)
+        given["mesh"] = mesh()
+    if "shards" in features:
+        given["shards"] = grid["shard"]
+    if "rejoin" in features:
+        given["rejoin"] = dist.HashStore()
+    optimizer = SGD(net.parameters(), lr=0.01)
+    scaler = GradScaler("cpu", init_scale=4.0) if {"scaler", HALF} & features else None
+    if REDUCE_SCATTER in features:
+        given.pop("group", None)
+        return model, None, None, gw.fsdp.reduce_scatter(net, "uniform", **keywords(**given)), 0
+    if LOCAL in features:
+        handle = gw.local_steps(model, optimizer, exchange, every=2, **keywords(**given))
+    else:
+        if {"optimizer", "a plan with overlap"} & features:
+            given["optimizer"] = optimizer
+        handle = gw.attach(model, exchange, scaler=scaler, **keywords(**given))
+    return model, optimizer, scaler, handle, rank % 2 if is_cut else 0
+
+
+def trained_with(features: set[str], rank: int) -> tuple[int, str]:
+    """The group of a rank, and the digest of its parameters after a few steps."""
+    model, optimizer, scaler, handle, place = attached(features, rank)
+    before = digest(held(model))
+    for step in range(STEPS):
+        draws = torch.Generator().manual_seed(10 * step + rank)
+        optimizer.zero_grad()
+        loss = model(torch.randint(40, (5,), generator=draws)).square().mean()
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    if LOCAL in features:
+        handle.end_period()
+    else:
+        handle.synchronize()
+    assert handle.step == STEPS
+    handle.detach()
+    after = digest(held(model))
+    assert after != before
+    return place, after
+
+
+def held(model: nn.Module) -> list[Tensor]:
+    return [shard_of(param).detach() for param in model.parameters()]
+
+
+def trained_by(rank: int, world: int, first: str) -> dict[str, tuple[int, str]]:
+    found = {}
+    for second in together(first):
+        try:
+            found[second] = trained_with({first, second}, rank)
+        except Exception:
+            found[second] = (-1, traceback.format_exc())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", [name for name in ALL if together(name)])
+def test_what_goes_together(first: str, four: Ranks) -> None:
+    """Ranks that average end with the same bits, which are other than those they began with."""
+    ranks = four.run(trained_by, first, timeout_s=250.0)
+    assert [*ranks[0]] == together(first)
+    ends = {second: {one[second] for one in ranks} for second in ranks[0]}
+    assert {name: text for name, each in ends.items() for place, text in each if place < 0} == {}
+    assert [s for s, each in ends.items() if len(each) != len({place for place, _ in each})] == []
+
+
+def refused(rank: int, world: int) -> list[str]:
+    found = []
+    for one in REFUSED:
+        try:
+            attached({one.first, one.second}, rank)
+            found.append("nothing")
+        except InvalidSetting as error:
+            found.append(str(error))
+    return found
+
+
+def sentence(one: RefusedPair) -> str:
+    """A pattern of what a user reads."""
+    said = re.escape(f"{one.what or one.first} must be {one.accepted}, got ")
+    return re.sub(r"\\\{[01]\\\}", ".*", said) + ".*; " + re.escape(one.remedy)
+
+
+@pytest.mark.multi
+def test_what_is_refused_says_the_tables_sentence_on_every_rank(four: Ranks) -> None:
+    for rank in four.run(refused):
+        for one, text in zip(REFUSED, rank, strict=True):
+            assert re.fullmatch(sentence(one), text), f"{one.first}, {one.second}: {text}"
+
+
+def test_every_pair_is_in_the_table() -> None:
+    known = {*ALL, *FEATURES}
+    assert all({one.first, one.second} <= known for one in REFUSED)
+    both = [pair for pair in pairs() if refusal_of(*pair)]
+    working = [(first, second) for first in ALL for second in together(first)]
+    assert sorted([*both, *working]) == sorted(pairs())
+
+
+def test_the_page_has_the_table() -> None:
+    begin, end = MARKS
+    assert f"{begin}\n{markdown()}\n{end}" in PAGE.read_text(encoding="utf-8")
+    assert f"tests/runtime/{Path(__file__).name}::{test_what_goes_together.__name__}" == SHOWN
