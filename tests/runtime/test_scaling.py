@@ -237,7 +237,7 @@ def bits_after_each(
         settings = {"optimizer": optimizer}
     elif way == "shrink":
         settings["on_failure"] = "shrink"
-    handle = gw.attach(model, exchange, scaler=scaler, **settings)
+    handle = gw.attach(model, exchange, scaler=scaler, **keywords(**settings))
     if not undoes:
         handle.synchroniser.undoes_skipped = False
     bits = []

@@ -21,6 +21,7 @@ from gradwire.runtime.failure.membership import join
 from gradwire.runtime.failure.survivors import Counted, decided
 from gradwire.runtime.state.checkpoint import is_residual
 from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.step.wire import start
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
