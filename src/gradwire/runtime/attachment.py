@@ -22,7 +22,7 @@ from ..compress.none import none
 from ..contract import Exchange
 from ..errors import invalid
 from ..exchange.by_name import exchange_for
-from ..kernels.libraries import backend
+from ..kernels.libraries import backend, being_built
 from ..planning.default_fusion import NamedParam
 from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
 from .failure.integrity import Check
@@ -141,11 +141,12 @@ class Attachment(ABC):
             self.held = [(name, as_reals(shard_of(param))) for name, param in self.params]
             refuse_pairs(model, self.params, settings, shards.world)
             own = self._fingerprint(shards, self.prepare())
-            backend()  # Builds kernels that no run has built yet: now, not inside the first step.
             told = json.dumps(own)
             if newcomer is not None:
+                backend()  # before others wait for this rank
                 who = newcomer.ask(own, settings.timeout)
-            messages = self.messages(who)
+            with being_built():  # Kernels that no run has built yet: now, not in the first step.
+                messages = self.messages(who)
             refuse_float16(messages, settings.scaler)
             own[NETWORK] = network_of(messages)
         except Exception as error:
