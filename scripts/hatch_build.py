@@ -2,7 +2,8 @@
 
 ``python -m build`` makes the wheel that every machine takes, with C++ sources only.
 ``GRADWIRE_WHEEL=x86_64`` or ``aarch64`` before it makes the wheel of that platform: each kernel
-built for each level below, which ``gradwire/kernels/prebuilt.py`` chooses from. The other platform
+built for each level below, which ``gradwire/kernels/prebuilt.py`` chooses from.
+``x86_64/x86-64-v3`` builds for that level alone. The other platform
 needs a cross compiler (``apt-get install g++-aarch64-linux-gnu``). Kernels are those of
 ``kernels/csrc`` and what CompLL generates for each compressor under ``SETTINGS`` and its examples.
 """
@@ -73,8 +74,8 @@ def sources() -> dict[str, CppSource]:
     return {prebuilt_name(source): source for source in found}
 
 
-def compile_all(target: str, folder: Path) -> int:
-    """Builds every kernel for every level of a platform, ``folder``/LEVEL/NAME; returns how many."""
+def compile_all(target: str, levels: tuple[str, ...], folder: Path) -> int:
+    """Builds every kernel for these levels of a platform, ``folder``/LEVEL/NAME; returns how many."""
     from gradwire.kernels.compiler import BASE_FLAGS
 
     compiler = compiler_for(target)
@@ -92,7 +93,7 @@ def compile_all(target: str, folder: Path) -> int:
         jobs = [
             pool.submit(compile_one, level, name, source)
             for name, source in sources().items()
-            for level in LEVELS[target]
+            for level in levels
         ]
         return len([job.result() for job in jobs])
 
@@ -126,14 +127,15 @@ class Kernels(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Builds them where the variable asks for it; an editable install compiles for itself."""
-        target = os.environ.get(VARIABLE, "")
+        target, _, only = os.environ.get(VARIABLE, "").partition("/")
         if self.target_name != "wheel" or not target or version == "editable":
             return
-        if target not in LEVELS:
-            raise SystemExit(f"{VARIABLE}={target}: there are {', '.join(LEVELS)}")
+        levels = LEVELS.get(target, ())
+        if only not in ("", *levels) or not levels:
+            raise SystemExit(f"{VARIABLE}={target}/{only}: there are {LEVELS}")
         self._made = tempfile.TemporaryDirectory(prefix="gradwire-kernels-")
         folder = Path(self._made.name)
-        print(f"built {compile_all(target, folder)} kernels for {target}")
+        print(f"built {compile_all(target, (only,) if only else levels, folder)} kernels for {target}")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-manylinux_{'_'.join(map(str, NEWEST_GLIBC))}_{target}"
         build_data["force_include"][str(folder)] = "gradwire/kernels/built"
