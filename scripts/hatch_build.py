@@ -1,4 +1,4 @@
-"""Kernels built into the wheel of a platform: hatchling's hook, and a script that shows what it does.
+"""Kernels built into the wheel of a platform: a build hook of hatchling's.
 
 ``python -m build`` makes the wheel that every machine takes, with C++ sources only.
 ``GRADWIRE_WHEEL=x86_64`` or ``aarch64`` before it makes the wheel of that platform: each kernel
@@ -58,7 +58,6 @@ def sources() -> dict[str, CppSource]:
     from gradwire.contract.registry import KINDS, load, names
     from gradwire.dsl.generated import Generated
     from gradwire.kernels import libraries
-    from gradwire.kernels.prebuilt import prebuilt_name
 
     found = [libraries.source(name) for name in libraries.libraries()]
     for name in names("compress"):
@@ -71,11 +70,11 @@ def sources() -> dict[str, CppSource]:
         codecs += [kind(**settings) for settings in SETTINGS.get(name, [])]
         codecs += [codec.for_sums() for codec in codecs]
         found += [codec.kernels().built.source for codec in codecs]
-    return {prebuilt_name(source): source for source in found}
+    return {source.prebuilt_name: source for source in found}
 
 
 def compile_all(target: str, levels: tuple[str, ...], folder: Path) -> int:
-    """Builds every kernel for these levels of a platform, ``folder``/LEVEL/NAME; returns how many."""
+    """Builds ``folder``/LEVEL/NAME of every kernel for these levels; returns how many."""
     from gradwire.kernels.compiler import BASE_FLAGS
 
     compiler = compiler_for(target)
@@ -104,7 +103,9 @@ def compiler_for(target: str) -> str:
     wanted = [os.environ.get("CXX", "g++"), named] if target == platform.machine() else [named]
     found = next((path for name in wanted if (path := shutil.which(name))), None)
     if found is None:
-        raise SystemExit(f"no {named} for {VARIABLE}={target}: apt-get install g++-{target}-linux-gnu")
+        raise SystemExit(
+            f"no {named} for {VARIABLE}={target}: apt-get install g++-{target}-linux-gnu"
+        )
     return found
 
 
@@ -135,7 +136,9 @@ class Kernels(BuildHookInterface[Any]):
             raise SystemExit(f"{VARIABLE}={target}/{only}: there are {LEVELS}")
         self._made = tempfile.TemporaryDirectory(prefix="gradwire-kernels-")
         folder = Path(self._made.name)
-        print(f"built {compile_all(target, (only,) if only else levels, folder)} kernels for {target}")
+        print(
+            f"built {compile_all(target, (only,) if only else levels, folder)} kernels for {target}"
+        )
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-manylinux_{'_'.join(map(str, NEWEST_GLIBC))}_{target}"
         build_data["force_include"][str(folder)] = "gradwire/kernels/built"

@@ -31,7 +31,7 @@ for name in names("compress"):
     kind = load("compress", name)
     if kind.__module__.startswith("gradwire.") and issubclass(kind, Generated):
         for codec in sys.modules[kind.__module__].EXAMPLES:
-            state = codec.init(TensorSpec("a", (70001,)))
+            state = codec.init(TensorSpec("a", 70001))
             residual_N = torch.zeros_like(grad_N)
             payload, _ = codec.encode(state, grad_N, residual_N=residual_N)
             sum_N = codec.decode(payload, torch.empty_like(grad_N))
@@ -49,7 +49,7 @@ from gradwire.kernels.compiler import origins
 
 for block in (192, 320):
     codec = gw.compress.uniform(block=block)
-    codec.encode(codec.init(TensorSpec("a", (99,))), torch.ones(99))
+    codec.encode(codec.init(TensorSpec("a", 99)), torch.ones(99))
 print(origins())
 """
 
@@ -144,12 +144,12 @@ def test_a_kernel_that_does_not_load_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     source = libraries.source("crc")
-    name = prebuilt.prebuilt_name(source)
+    name = source.prebuilt_name
     edited = compiler.CppSource("crc", source.text + "\n", source.headers)
-    assert prebuilt.prebuilt_name(edited) != name
+    assert edited.prebuilt_name != name
     monkeypatch.setattr(prebuilt, "FOLDER", tmp_path)
     monkeypatch.setattr(prebuilt, "levels", lambda: ("some", "other"))
-    assert prebuilt.load_prebuilt(source) is None
+    assert prebuilt.load_prebuilt(name) is None
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / name).write_bytes(b"made for another machine")
-    assert prebuilt.load_prebuilt(source) is None
+    assert prebuilt.load_prebuilt(name) is None

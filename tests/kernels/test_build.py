@@ -105,7 +105,9 @@ def test_the_first_rank_says_that_kernels_are_compiled(monkeypatch, caplog, fold
         first, *between, last = said
         where = f"once on this machine; they are kept in {folder}"
         assert first == f"compiling 2 C++ kernels ({where}): 0 are done"
-        counts = [re.fullmatch(r"compiling 2 C\+\+ kernels: ([01]) are done", one) for one in between]
+        counts = [
+            re.fullmatch(r"compiling 2 C\+\+ kernels: ([01]) are done", one) for one in between
+        ]
         done = [int(count[1]) for count in counts if count is not None]
         assert done == sorted(done)
         assert len(done) == len(between) > 0
@@ -114,7 +116,7 @@ def test_the_first_rank_says_that_kernels_are_compiled(monkeypatch, caplog, fold
 
 @needs_compiler
 def test_unlike_kernels_are_compiled_side_by_side(monkeypatch, tmp_path):
-    """Each compiler waits until the other has begun, so that one after the other would never end."""
+    """Each compiler waits until the other has begun: one after the other would never end."""
     meet = "touch $$.begun; while [ $(ls *.begun | wc -l) -lt 2 ]; do sleep 0.02; done"
     script = compiler_script(tmp_path / "cxx", f'(cd {tmp_path}; {meet})\nexec "$real" "$@"')
     monkeypatch.setenv("CXX", str(script))

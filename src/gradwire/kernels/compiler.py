@@ -322,6 +322,13 @@ class CppSource:
             digest.update(path.read_bytes())
         return digest
 
+    @property
+    def prebuilt_name(self) -> str:
+        """The name of its file in a wheel, where levels are folders."""
+        digest = self.digest()
+        digest.update("".join(f"{flag}\0" for flag in self.flags).encode())
+        return f"{self.name}-{digest.hexdigest()[:24]}.so"
+
 
 def load_compiled(
     source: CppSource, on_build: Callable[[Path], None] = lambda folder: None
@@ -331,9 +338,9 @@ def load_compiled(
     Its functions take and return what their C++ declarations say: see ``declare``.
 
     Loads what the wheel brings. Else it compiles on the first call on a machine (one to four
-    seconds) and loads from the cache on the first call in a process. ``on_build`` is called before the compiler is, with the cache's folder.
-    Without a compiler, or when it fails, a warning is logged once and None is returned from then
-    on.
+    seconds) and loads from the cache on the first call in a process. ``on_build`` is called before
+    the compiler is, with the cache's folder. Without a compiler, or when it fails, a warning is
+    logged once and None is returned from then on.
     """
     if _state["forced"]:
         return None
@@ -342,7 +349,7 @@ def load_compiled(
             own = _loading.setdefault(source, threading.Lock())
         with own:
             if source not in _loaded:
-                ready = load_prebuilt(source)
+                ready = load_prebuilt(source.prebuilt_name)
                 library = _found_or_built(source, on_build) if ready is None else ready[0]
                 if library is not None:
                     declare(library, source.text)

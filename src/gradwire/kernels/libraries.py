@@ -64,7 +64,7 @@ def being_built() -> Iterator[list[ctypes.CDLL | None]]:
         yield found
         left, said = jobs, False
         while left:
-            done, left = wait(left, _PERIOD_S if said else _FIRST_S)
+            _, left = wait(left, _PERIOD_S if said else _FIRST_S)
             if left and folders and os.environ.get("LOCAL_RANK", "0") == "0":
                 where = "" if said else f" (once on this machine; they are kept in {folders[0]})"
                 counts = len(jobs), where, len(jobs) - len(left)

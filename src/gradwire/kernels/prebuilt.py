@@ -13,10 +13,6 @@ from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .compiler import CppSource
 
 FOLDER = Path(__file__).parent / "built"
 
@@ -51,19 +47,9 @@ def levels(
     return tuple(found)
 
 
-def prebuilt_name(source: CppSource) -> str:
-    """The file name of this source in the folder of each level."""
-    digest = source.digest()
-    for flag in source.flags:
-        digest.update(flag.encode() + b"\0")
-    return f"{source.name}-{digest.hexdigest()[:24]}.so"
-
-
-def load_prebuilt(source: CppSource) -> tuple[ctypes.CDLL, str] | None:
+def load_prebuilt(name: str) -> tuple[ctypes.CDLL, str] | None:
     """The library of the newest level that is there and loads, and that level."""
-    if FOLDER.is_dir():
-        name = prebuilt_name(source)
-        for level in levels():
-            with suppress(OSError):  # absent, or made for a newer libc or an OpenMP that is not here
-                return ctypes.CDLL(str(FOLDER / level / name)), level
+    for level in levels() if FOLDER.is_dir() else ():
+        with suppress(OSError):  # absent, or made for a newer libc
+            return ctypes.CDLL(str(FOLDER / level / name)), level
     return None
