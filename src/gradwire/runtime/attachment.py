@@ -24,6 +24,7 @@ from ..errors import invalid
 from ..exchange.by_name import exchange_for
 from ..kernels.libraries import backend, being_built
 from ..planning.default_fusion import NamedParam
+from .cautions import warn_of_versions
 from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
 from .failure.integrity import Check
 from .failure.membership import ALONE, Membership, join
@@ -66,6 +67,7 @@ def grid_of(model: nn.Module, group: Any, shards: Any, mesh: Any, settings: Sett
     if not hasattr(Store, "clone"):  # since torch 2.8; ranks meet by it
         remedy = "install that: pip install 'torch>=2.8'"
         raise invalid("torch", torch.__version__, "2.8 or newer", remedy)
+    warn_of_versions()
     if mesh is not None and group is not None:
         raise invalid("group", group, "None beside mesh=, whose ranks it is", "leave it out")
     found = _group_of(model, group)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
+from functools import cache
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -14,6 +17,25 @@ from .grid.dtensors import has_dtensors
 from .settings import Settings, sparse_weights
 
 _log = logging.getLogger("gradwire")
+
+TRIED = {"Python": ((3, 11), (3, 11)), "torch": ((2, 9), (2, 14))}
+"""The oldest and the newest that the tests were run with: docs/versions.md has the table."""
+
+
+@cache
+def warn_of_versions(
+    python: tuple[int, ...] = sys.version_info[:2], torch_version: str = str(torch.__version__)
+) -> None:
+    """Warns, once a process, of versions with which nobody has tried gradwire."""
+    own = {"Python": python, "torch": tuple(map(int, torch_version.split(".")[:2]))}
+    for name, (oldest, newest) in TRIED.items():
+        if not oldest <= own[name] <= newest:
+            given, first, last = (".".join(map(str, one)) for one in (own[name], oldest, newest))
+            _log.warning(
+                "%s %s: gradwire was tried with %s to %s; the page Versions (docs/versions.md) has "
+                "the table",
+                *(name, given, first, last),
+            )
 
 
 def caution(model: nn.Module, params: list[NamedParam], settings: Settings) -> None:
