@@ -54,7 +54,6 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
 
 def sources() -> dict[str, CppSource]:
     """Every kernel to be built, by its file name."""
-    sys.path.insert(0, str(ROOT / "src"))
     from gradwire.contract.registry import KINDS, load, names
     from gradwire.dsl.generated import Generated
     from gradwire.kernels import libraries
@@ -75,9 +74,9 @@ def sources() -> dict[str, CppSource]:
 
 def compile_all(target: str, levels: tuple[str, ...], folder: Path) -> int:
     """Builds ``folder``/LEVEL/NAME of every kernel for these levels; returns how many."""
-    from gradwire.kernels.compiler import BASE_FLAGS
-
     compiler = compiler_for(target)
+    sys.path.insert(0, str(ROOT / "src"))  # before an installed gradwire
+    from gradwire.kernels.compiler import BASE_FLAGS
 
     def compile_one(level: str, name: str, source: CppSource) -> None:
         out = folder / level / name
