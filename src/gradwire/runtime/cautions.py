@@ -18,7 +18,7 @@ from .settings import Settings, sparse_weights
 
 _log = logging.getLogger("gradwire")
 
-TRIED = {"Python": ((3, 11), (3, 11)), "torch": ((2, 9), (2, 14))}
+TRIED = {"Python": ((3, 11), (3, 11)), "torch": ((2, 13), (2, 14))}
 """The oldest and the newest that the tests were run with: docs/versions.md has the table."""
 
 
