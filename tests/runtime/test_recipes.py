@@ -101,30 +101,14 @@ def test_a_torch_without_muon_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         gw.recipes.muloco(model())
 
 
-STREAMED = {"fragments": 3, "delay": 5, "mixing": 0.5}
+NESTEROV = {"momentum": 0.9, "nesterov": True}
+LATE = {"fragments": 3, "delay": 5, "mixing": 0.5}
+ADAMW = partial(AdamW, lr=4e-4, weight_decay=0.1)
 SAME: dict[str, tuple[Any, str, Any, int, dict[str, Any]]] = {
     "localsgd": (partial(SGD, lr=0.1, momentum=0.9), "none", {"lr": 1.0}, 8, {}),
-    "diloco": (
-        partial(AdamW, lr=4e-4, weight_decay=0.1),
-        "none",
-        {"lr": 0.7, "momentum": 0.9, "nesterov": True},
-        500,
-        {},
-    ),
-    "streaming_diloco": (
-        partial(AdamW, lr=4e-4, weight_decay=0.1),
-        "uniform",
-        {"lr": 0.4, "momentum": 0.9, "nesterov": True},
-        30,
-        STREAMED,
-    ),
-    "muloco": (
-        lambda params: MuonWithAdamW(params, 1e-3),
-        "uniform",
-        {"lr": 1.0, "momentum": 0.4},
-        5,
-        {},
-    ),
+    "diloco": (ADAMW, "none", {"lr": 0.7, **NESTEROV}, 500, {}),
+    "streaming_diloco": (ADAMW, "uniform", {"lr": 0.4, **NESTEROV}, 30, LATE),
+    "muloco": (partial(MuonWithAdamW, rate=1e-3), "uniform", {"lr": 1.0, "momentum": 0.4}, 5, {}),
 }
 
 
