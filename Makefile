@@ -26,7 +26,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export DEBIAN_FRONTEND := noninteractive
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check docs format setup system clean
+.PHONY: help demo test test-all fuzz check docs dist format setup system clean
 # Two installs at once would write the same environment.
 .NOTPARALLEL:
 
@@ -37,6 +37,7 @@ help:
 	@echo 'make fuzz     ten minutes of damaged payloads, exchanges and files under AddressSanitizer'
 	@echo 'make check    lint, formatting, types'
 	@echo 'make docs     build the documentation site into build/site'
+	@echo 'make dist     build all wheels and source archives into dist, and check them'
 	@echo 'make format   rewrite the sources in the house format'
 	@echo 'make clean    remove the environment and what tools left behind'
 
@@ -67,6 +68,19 @@ format: $(DEV_STAMP)
 docs: system $(DOCS_STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo 'build/site/index.html'
+
+# The pure wheel and the source archive of each package, and gradwire's wheels with kernels. That of
+# another platform needs g++-aarch64-linux-gnu, and is left out where that is not there.
+dist: system $(DEV_STAMP)
+	@$(BIN)/python -m pip install --quiet build twine
+	@rm -rf dist
+	@for folder in . lab bench; do $(BIN)/python -m build --outdir dist $$folder || exit 1; done
+	@for platform in x86_64 aarch64; do \
+	  if test $$platform = "$$(uname -m)" || command -v $$platform-linux-gnu-g++ >/dev/null; then \
+	    GRADWIRE_WHEEL=$$platform $(BIN)/python -m build --no-isolation --wheel --outdir dist . || exit 1; \
+	  else echo "no wheel for $$platform: no $$platform-linux-gnu-g++"; fi; \
+	done
+	@$(BIN)/python -m twine check --strict dist/*
 
 setup: $(DEV_STAMP)
 

@@ -26,6 +26,7 @@ COPIED = {
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
 }
 """Files of the checkout's root, and the pages that they become."""
 NAV = "Algorithms"

@@ -40,7 +40,16 @@ def test_every_name_is_found_and_is_its_own(name: str) -> None:
 
 def test_no_name_is_also_a_module() -> None:
     """Importing such a module would put it in the name's place."""
-    packages = {"catalogue", "collective", "compress", "errors", "fsdp", "pilot", "planner"}
+    packages = {
+        "catalogue",
+        "collective",
+        "compress",
+        "errors",
+        "fsdp",
+        "pilot",
+        "planner",
+        "recipes",
+    }
     assert (set(gw.__all__) - packages) & MODULES == set()
 
 

@@ -31,6 +31,7 @@ _MODULES = {
     "fsdp": "runtime.fsdp",
     "pilot": "runtime.pilot",
     "planner": "planning.planner",
+    "recipes": "runtime.local_steps.recipes",
 }
 _HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
 _OF_LAB = ["adapt", "measure_sparsity", "with_measured_scheme"]

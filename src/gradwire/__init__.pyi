@@ -50,6 +50,7 @@ from .runtime import fsdp as fsdp
 from .runtime import pilot as pilot
 from .runtime.attach import attach as attach
 from .runtime.handle import Handle as Handle
+from .runtime.local_steps import recipes as recipes
 from .runtime.local_steps.local_steps import local_steps as local_steps
 from .runtime.setup.options import FailurePolicy as FailurePolicy
 from .runtime.setup.options import Options as Options

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -93,18 +94,36 @@ def test_a_failing_compiler_leaves_the_reference_and_its_words(
 def test_the_first_rank_says_that_kernels_are_compiled(monkeypatch, caplog, folder, local_rank):
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setattr(build, "libraries", lambda: ("cast", "select"))
-    monkeypatch.setattr(build, "_PERIOD_S", 0.0)
-    with caplog.at_level(logging.WARNING, "gradwire"):
-        assert build.backend() == "cpp"
-        assert build.backend() == "cpp"  # nothing is compiled, and nothing said
+    monkeypatch.setattr(build, "_FIRST_S", 0.0)
+    monkeypatch.setattr(build, "_PERIOD_S", 0.01)
+    assert build.backend() == "cpp"
     said = [record.getMessage() for record in caplog.records]
-    first, second, *last = said or ("", "")
-    if local_rank == "0":
+    assert build.backend() == "cpp"  # nothing is compiled, and nothing said
+    assert len(caplog.records) == len(said)
+    assert bool(said) == (local_rank == "0")
+    if said:
+        first, *between, last = said
         where = f"once on this machine; they are kept in {folder}"
         assert first == f"compiling 2 C++ kernels ({where}): 0 are done"
-        assert second == "compiling 2 C++ kernels: 1 are done"
-        assert last[0].startswith("compiling took ")
-    assert len(last) == (local_rank == "0")
+        counts = [
+            re.fullmatch(r"compiling 2 C\+\+ kernels: ([01]) are done", one) for one in between
+        ]
+        done = [int(count[1]) for count in counts if count is not None]
+        assert done == sorted(done)
+        assert len(done) == len(between) > 0
+        assert last.startswith("compiling took ")
+
+
+@needs_compiler
+def test_unlike_kernels_are_compiled_side_by_side(monkeypatch, tmp_path):
+    """Each compiler waits until the other has begun: one after the other would never end."""
+    meet = "touch $$.begun; while [ $(ls *.begun | wc -l) -lt 2 ]; do sleep 0.02; done"
+    script = compiler_script(tmp_path / "cxx", f'(cd {tmp_path}; {meet})\nexec "$real" "$@"')
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setattr(compiler, "_COMPILE_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(build, "libraries", lambda: ("cast", "select"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    assert build.backend() == "cpp"
 
 
 @needs_compiler

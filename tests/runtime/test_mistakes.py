@@ -18,11 +18,35 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
+from gradwire.runtime.setup import versions
 from gradwire.runtime.setup.settings import resolve
 from tests.runtime.given import keywords
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, ddp, momentum, train
+
+
+@pytest.mark.parametrize(
+    ("python", "torch_version", "named"),
+    [
+        ((3, 11), "2.13.0+cpu", []),
+        ((3, 11), "2.14.1", []),
+        ((3, 15), "2.14.0a0+git1", ["Python 3.15: gradwire was tried with 3.11 to"]),
+        ((3, 11), "2.15.0.dev1", ["torch 2.15: gradwire was tried with 2.13 to"]),
+        ((3, 11), "2.9.0", ["torch 2.9: gradwire was tried with 2.13 to"]),
+    ],
+)
+def test_versions_that_nobody_tried_are_warned_of_once(
+    python: tuple[int, int],
+    torch_version: str,
+    named: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    versions.warn_of_versions.cache_clear()
+    for _ in range(2):
+        versions.warn_of_versions(python, torch_version)
+    said = [record.getMessage() for record in caplog.records]
+    assert [one[: len(start)] for one, start in zip(said, named, strict=True)] == named
 
 
 def linear() -> nn.Module:

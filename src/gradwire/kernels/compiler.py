@@ -1,6 +1,7 @@
 """The C++ compiler: turns a source text into a loaded library, once a machine.
 
-Hand-written kernels (csrc/*.cpp) and generated ones (dsl) both come through ``load_compiled``. A
+Hand-written kernels (csrc/*.cpp) and generated ones (dsl) both come through ``load_compiled``. What
+the installed wheel brings is taken first (`prebuilt.py`); the rest is compiled here. A
 library's file name carries a hash of all that decides its content (text, headers, flags, compiler,
 CPU), so a file in the cache is either the right one or not there. Whatever fails,
 ``load_compiled`` says so once and returns None: the reference implementations serve then. Nothing
@@ -30,6 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from .prebuilt import load_prebuilt
 
 # ---- The cache of compiled libraries ------------------------------------------------------------
 #
@@ -281,8 +284,11 @@ FLAG_SETS: tuple[tuple[str, ...], ...] = (
 _COMPILE_TIMEOUT_S = 300.0
 _LOCK_PATIENCE_S = _COMPILE_TIMEOUT_S + 30.0  # a builder that lives is done by then
 
-_lock = threading.RLock()
+_lock = threading.Lock()
+_loading: dict[CppSource, threading.Lock] = {}
+"""A lock for each source: unlike ones are compiled side by side."""
 _loaded: dict[CppSource, ctypes.CDLL | None] = {}
+_origins: dict[CppSource, str] = {}
 _state = {"forced": 0, "warned": 0}
 _EXPORT = re.compile(r"^GW_EXPORT (\w+) (\w+)\(([^)]*)\)", re.M)
 _C_TYPES = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
@@ -309,6 +315,20 @@ class CppSource:
         sets = tuple((*flags, *self.flags) for flags in FLAG_SETS)
         return ((*sets[0], *self.wishes), *sets) if self.wishes else sets
 
+    def digest(self) -> Any:
+        """A SHA-256 of its text and headers, to be updated with what else decides its content."""
+        digest = hashlib.sha256(self.text.encode())
+        for path in sorted(self.headers.glob("*.h")):
+            digest.update(path.read_bytes())
+        return digest
+
+    @property
+    def prebuilt_name(self) -> str:
+        """The name of its file in a wheel, where levels are folders."""
+        digest = self.digest()
+        digest.update("".join(f"{flag}\0" for flag in self.flags).encode())
+        return f"{self.name}-{digest.hexdigest()[:24]}.so"
+
 
 def load_compiled(
     source: CppSource, on_build: Callable[[Path], None] = lambda folder: None
@@ -317,21 +337,30 @@ def load_compiled(
 
     Its functions take and return what their C++ declarations say: see ``declare``.
 
-    Compiles on the first call on a machine (one or two seconds), loads from the cache on the first
-    call in a process. ``on_build`` is called before the compiler is, with the cache's folder.
-    Without a compiler, or when it fails, a warning is logged once and None is returned from then
-    on.
+    Loads what the wheel brings. Else it compiles on the first call on a machine (one to four
+    seconds) and loads from the cache on the first call in a process. ``on_build`` is called before
+    the compiler is, with the cache's folder. Without a compiler, or when it fails, a warning is
+    logged once and None is returned from then on.
     """
     if _state["forced"]:
         return None
     if source not in _loaded:
         with _lock:
+            own = _loading.setdefault(source, threading.Lock())
+        with own:
             if source not in _loaded:
-                library = _found_or_built(source, on_build)
+                ready = load_prebuilt(source.prebuilt_name)
+                library = _found_or_built(source, on_build) if ready is None else ready[0]
                 if library is not None:
                     declare(library, source.text)
+                    _origins[source] = "compiled here" if ready is None else f"prebuilt {ready[1]}"
                 _loaded[source] = library
     return _loaded[source]
+
+
+def origins() -> list[str]:
+    """Where the libraries that serve this process come from, and what it could not load."""
+    return sorted({_origins.get(source, "reference") for source in _loaded})
 
 
 _as_pointer = ctypes.c_void_p.from_param
@@ -391,9 +420,7 @@ def find_compiler() -> str | None:
 
 def library_name(source: CppSource, compiler: str, flags: tuple[str, ...]) -> str:
     """The file name, in a folder of the cache, of what this compiler makes with these flags."""
-    digest = hashlib.sha256(source.text.encode())
-    for path in sorted(source.headers.glob("*.h")):
-        digest.update(path.read_bytes())
+    digest = source.digest()
     for text in (*flags, compiler, _compiler_version(compiler), _cpu_model()):
         digest.update(text.encode() + b"\0")
     return f"{source.name}-{digest.hexdigest()[:24]}.so"

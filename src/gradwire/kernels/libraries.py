@@ -7,7 +7,9 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,8 +22,8 @@ from .compiler import CppSource, load_compiled, reference_only
 
 __all__ = ["backend", "libraries", "load_library", "reference_only"]
 
-_PERIOD_S = 3.0
-"""Seconds between two lines that tell how far the compiler is."""
+_FIRST_S, _PERIOD_S = 0.3, 3.0
+"""Seconds until the first line that tells how far the compiler is, and between two of them."""
 _log = logging.getLogger("gradwire")
 _SOURCES = Path(__file__).parent / "csrc"
 
@@ -40,29 +42,37 @@ def load_library(
 
 
 def backend() -> Literal["cpp", "reference"]:
-    """The implementation that serves float32 on the CPU; compiles all kernels if none is cached.
+    """The implementation that serves float32 on the CPU; compiles all kernels if none is cached."""
+    with being_built() as libraries:
+        pass
+    return "reference" if None in libraries else "cpp"
 
-    Calling it early (when a model is attached) keeps the compiler out of the first step. Compiling
-    takes 10 to 40 s, so the first rank of each machine logs how far it is, as a warning: lines of
-    lower levels are not shown unless they are asked for.
+
+@contextmanager
+def being_built() -> Iterator[list[ctypes.CDLL | None]]:
+    """Loads all kernels beside what the block does, and then waits for them.
+
+    An attach does so, which keeps the compiler out of the first step. What neither the wheel nor
+    the cache has is compiled, as many at a time as there are cores. That takes 4 to 20 s, so the
+    first rank of each machine logs how far it is, as a warning: lines of lower levels are not shown
+    unless they are asked for. The list that is given is filled at the end.
     """
-    names, said_s, loaded = libraries(), list[float](), list[ctypes.CDLL | None]()
-
-    def compiling(folder: Path) -> None:
-        now_s = time.monotonic()
-        if os.environ.get("LOCAL_RANK", "0") != "0" or (said_s and now_s - said_s[-1] < _PERIOD_S):
-            return
-        said_s.append(now_s)
-        where = "" if said_s[1:] else f" (once on this machine; they are kept in {folder})"
-        _log.warning(
-            "compiling %d C++ kernels%s: %d are done", len(names), where, sum(map(bool, loaded))
-        )
-
-    for name in names:
-        loaded.append(load_library(name, compiling))
-    if said_s:
-        _log.warning("compiling took %.0f s", time.monotonic() - said_s[0])
-    return "reference" if None in loaded else "cpp"
+    folders, found = list[Path](), list[ctypes.CDLL | None]()
+    start_s = time.monotonic()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "gradwire-kernels") as pool:
+        jobs = {pool.submit(load_library, name, folders.append) for name in libraries()}
+        yield found
+        left, said = jobs, False
+        while left:
+            _, left = wait(left, _PERIOD_S if said else _FIRST_S)
+            if left and folders and os.environ.get("LOCAL_RANK", "0") == "0":
+                where = "" if said else f" (once on this machine; they are kept in {folders[0]})"
+                counts = len(jobs), where, len(jobs) - len(left)
+                _log.warning("compiling %d C++ kernels%s: %d are done", *counts)
+                said = True
+    found += [job.result() for job in jobs]
+    if said:
+        _log.warning("compiling took %.0f s", time.monotonic() - start_s)
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from ..compress.none import none
 from ..contract import Compressor, Exchange
 from ..errors import invalid
 from ..exchange.by_name import exchange_for
-from ..kernels.libraries import backend
+from ..kernels.libraries import backend, being_built
 from ..planning.default_fusion import NamedParam
 from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
 from .failure.integrity import Check
@@ -42,6 +42,7 @@ from .setup.options import FailurePolicy, Options, takes_options
 from .setup.pairs import DTENSORS, Facts, caution, refusal_of, refuse_pairs
 from .setup.refusals import Strangers, refuse_wrong_model, sole_ddp
 from .setup.settings import Settings, exchanges_in, sparse_weights, tables, trained
+from .setup.versions import warn_of_versions
 from .step.engine import Engine
 from .step.figures import Recorder
 from .step.fused import fused_messages
@@ -147,6 +148,7 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
     if not hasattr(Store, "clone"):  # since torch 2.8; ranks meet by it
         remedy = "install that: pip install 'torch>=2.8'"
         raise invalid("torch", torch.__version__, "2.8 or newer", remedy)
+    warn_of_versions()
     if mesh is not None and group is not None:
         raise invalid("group", group, "None beside mesh=, which names the ranks", "leave it out")
     found = _group_of(model, group)
@@ -215,11 +217,12 @@ class Attachment:
             refuse_other_shards(model, grid.ranks)
             self.held = [(name, as_reals(shard_of(param))) for name, param in self.params]
             own = self._fingerprint(shards, self.prepare())
-            backend()  # Builds kernels that no run has built yet: now, not inside the first step.
             told = json.dumps(own)
             if newcomer is not None:
+                backend()  # before others wait for this rank
                 who = newcomer.ask(own, settings.failure.timeout)
-            messages = self.messages(who)
+            with being_built():  # Kernels that no run has built yet: now, not in the first step.
+                messages = self.messages(who)
             refuse_float16(messages, settings.scaler)
             own[NETWORK] = network_of(messages)
         except Exception as error:

@@ -22,8 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.errors import invalid
+from gradwire.runtime.local_steps.recipes import TIMES_RATE, hidden
 
-from .trainer import TIMES_RATE, Trainer, hidden, rate_of_adamw
+from .trainer import Trainer, rate_of_adamw
 
 RANK = 4
 """The rank of PowerSGD: that of gradwire's default."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,55 +12,6 @@ from torch.optim import Optimizer
 
 from ..workloads.task import TrainingTask
 from ..workloads.train import Schedule
-
-# ---- Muon with AdamW ---------------------------------------------------------------------------
-#
-# Torch's Muon for the matrices of a model, AdamW for all else.
-#
-# Muon (Jordan et al., 2024) steps a matrix by its momentum, made orthogonal.
-
-TIMES_RATE = 10
-"""The rate of orthogonal steps over one that suits AdamW: Muon's 0.02 and Dion's 0.01 are usual
-beside 0.001 or 0.002."""
-
-
-class MuonWithAdamW(Optimizer):
-    """One optimizer of two, of all parameters of a model.
-
-    A convolution's kernels are a matrix with a row for each channel that comes out.
-    """
-
-    def __init__(self, model: nn.Module, rate: float) -> None:
-        matrices = hidden(model)
-        chosen = set(matrices)
-        others = [param for param in model.parameters() if param not in chosen]
-        groups = [
-            {"params": matrices, "lr": TIMES_RATE * rate},
-            {"params": others, "lr": rate},
-        ]
-        super().__init__(groups, {})
-        # Torch's Muon takes matrices alone, so it is given views of the same memory.
-        self._views = [nn.Parameter(param.detach().flatten(1)) for param in matrices]
-        self._parts: tuple[Optimizer, ...] = (
-            torch.optim.Muon(self._views),
-            torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
-        )
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps all parameters; a closure is called once, before."""
-        loss = None if closure is None else closure()
-        for param, view in zip(self.param_groups[0]["params"], self._views, strict=True):
-            view.grad = None if param.grad is None else param.grad.flatten(1)
-        for part, group in zip(self._parts, self.param_groups, strict=True):
-            part.param_groups[0]["lr"] = group["lr"]
-            part.step()
-        return loss
-
-
-def hidden(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices and kernels of a model, but for tables, whose rows are taken one by one."""
-    tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-    return [param for param in model.parameters() if param.dim() >= 2 and param not in tables]
 
 
 def rate_of_adamw(optimizer: Optimizer) -> float:

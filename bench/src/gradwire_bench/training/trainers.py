@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,23 +26,18 @@ from gradwire.contract import Compressor
 from gradwire.contract.registry import load
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.runtime.attach import attach
-from gradwire.runtime.local_steps.local_steps import local_steps
-from gradwire.runtime.local_steps.outer import DILOCO, MakeOuter
+from gradwire.runtime.local_steps import recipes
 
 from ..workloads.task import TrainingTask
 from ..workloads.train import Schedule
 from .methods import method
 from .peers import PEERS, RANK, joined
-from .trainer import MuonWithAdamW, Trainer, rate_of_adamw
+from .trainer import Trainer, rate_of_adamw
 
 PERIOD = 20
 """Local steps between two exchanges, where a method takes local steps and its name says no other
 period behind an @."""
 
-
-SLOWMO: MakeOuter = partial(torch.optim.SGD, lr=1.0, momentum=0.4)
-"""The outer optimizer of SlowMo (Wang et al., ICLR 2020): parameters become the ranks' mean, moved
-on by a slow momentum. It suits periods of few steps, for which DiLoCo's goes too far."""
 Start = Callable[[TrainingTask, int, int], Trainer]
 """A function that makes a trainer of a task for so many steps; all ranks call it together. The last
 argument is the period of local steps."""
@@ -163,19 +157,20 @@ def _by_muon(compressor: Compressor) -> Start:
 
 
 def _with_muon(made: Trainer) -> Trainer:
-    optimizer = MuonWithAdamW(made.plain, rate_of_adamw(made.optimizer))
+    optimizer = recipes.MuonWithAdamW(made.plain, rate_of_adamw(made.optimizer))
     return replace(made, optimizer=optimizer)
 
 
-def _locally(compressor: Compressor, outer: MakeOuter = DILOCO, *, muon: bool = False) -> Start:
-    """Trainers of local steps, whose pseudo-gradients are then exchanged."""
+def _locally(recipe: Callable[..., recipes.Started], compressor: Compressor, **more: Any) -> Start:
+    """Trainers of local steps by a recipe, with the task's optimizer or the recipe's Muon."""
 
     def begin(task: TrainingTask, num_steps: int, period: int) -> Trainer:
         plain = _first_values(task)
         made = _trainer(task, plain, plain, num_steps)
-        made = _with_muon(made) if muon else made
-        local_steps(plain, made.optimizer, compressor, every=period, outer=outer)
-        return made
+        own = None if recipe is recipes.muloco else made.optimizer
+        settings = {"lr": rate_of_adamw(made.optimizer), "every": period, **more}
+        optimizer, _ = recipe(plain, own, exchange=compressor, **settings)
+        return replace(made, optimizer=optimizer)
 
     return begin
 
@@ -196,13 +191,13 @@ OTHERS: dict[str, Start] = {
     "ddp-powersgd": _ddp_powersgd,
     "ddp-local_sgd": _ddp_local_sgd,
     "auto": _auto,
-    "local_steps": _locally(none()),
-    "local_steps-4bit": _locally(_FOUR_BITS),
-    "local_steps-sparse": _locally(sparseloco()),
-    "slowmo-4bit": _locally(_FOUR_BITS, SLOWMO),
+    "local_steps": _locally(recipes.diloco, none()),
+    "local_steps-4bit": _locally(recipes.diloco, _FOUR_BITS),
+    "local_steps-sparse": _locally(recipes.diloco, sparseloco()),
+    "slowmo-4bit": _locally(recipes.diloco, _FOUR_BITS, outer=recipes.SLOWMO),
     "ddp-muon": lambda task, num_steps, period: _with_muon(_hooked(task, num_steps)),
     "muon-4bit": _by_muon(_FOUR_BITS),
-    "muloco-4bit": _locally(_FOUR_BITS, SLOWMO, muon=True),
+    "muloco-4bit": _locally(recipes.muloco, _FOUR_BITS),
 }
 """Trainers by name, beside the methods: torch's own, and what takes local steps. Those of the names
 ``local_steps`` have DiLoCo's outer optimizer. Muon beneath local steps is MuLoCo's recipe (Thérien

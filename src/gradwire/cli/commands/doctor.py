@@ -131,14 +131,15 @@ def shaper() -> list[Row]:
 def kernels() -> list[Row]:
     """Rows of the kernels that serve on the CPU, which are built if need be, and on a GPU."""
     from ...contract.registry import load, names
-    from ...kernels.compiler import find_compiler
+    from ...kernels.compiler import find_compiler, origins
     from ...kernels.libraries import backend
 
     every = [(name, load("compress", name)) for name in names("compress")]
     on_host = [name for name, kind in every if getattr(kind.traits, "host_only", False)]
     on_gpu = "Triton" if find_spec("triton") else "torch operations"
+    own = {"backend": backend(), "served by": ", ".join(origins()), "compiler": find_compiler()}
     return [
-        {"name": "CPU kernels", "backend": backend(), "compiler": find_compiler()},
+        {"name": "CPU kernels", **own},
         {"name": "GPU kernels", "backend": on_gpu, "encoded on the host": ", ".join(on_host)},
     ]
 
@@ -268,7 +269,8 @@ def part_warnings(
         rows.append(_warning("shaped hosts", str(shaped[0]["reason"]), remedy))
     if built[0]["backend"] != "cpp":
         problem = "kernels run as torch code, some of it a hundred times slower"
-        rows.append(_warning("CPU kernels", problem, "install a C++ compiler: apt install g++"))
+        remedy = "install a C++ compiler (apt install g++), or the wheel of this platform"
+        rows.append(_warning("CPU kernels", problem, remedy))
     if seen and not any(row["name"] == "nccl" and row["available"] for row in found):
         problem = "there is a GPU, and this build of torch has no NCCL"
         rows.append(_warning("nccl", problem, "install a torch build for CUDA"))

@@ -1,0 +1,206 @@
+"""recipes: optimizer, period, exchange and outer optimizer of a paper's local steps in one call.
+
+Each function returns the optimizer that the training loop steps, and the handle of
+``gw.local_steps``. The loop stays as it is on one rank, and the handle's ``end_period()`` ends it
+on all. Make the model on its device first. Further settings are those of ``gw.local_steps``.
+
+Source: Stich, ICLR 2019 (LocalSGD); Douillard et al. 2023, arXiv 2311.08105 (DiLoCo); Douillard et
+al. 2025, arXiv 2501.18512 (Streaming DiLoCo); Thérien et al. 2025, arXiv 2505.23725 (MuLoCo);
+Jordan et al. 2024 (Muon); Wang et al., ICLR 2020 (SlowMo).
+
+>>> import torch
+>>> import gradwire as gw
+>>> model = torch.nn.Sequential(torch.nn.Embedding(16, 8), torch.nn.Linear(8, 2))
+>>> optimizer, handle = gw.recipes.muloco(model, lr=1e-3)
+>>> for step in range(10):
+...     optimizer.zero_grad()
+...     model(torch.arange(16)).square().mean().backward()
+...     optimizer.step()
+>>> handle.stats()["steps"], handle.stats()["exchanges"]
+(10, 2)
+>>> handle.detach()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from ...contract import Compressor, Exchange
+from ...errors import invalid
+from .local_handle import LocalSteps
+from .local_steps import local_steps
+from .outer import DILOCO, MakeOuter
+
+SLOWMO: MakeOuter = partial(SGD, lr=1.0, momentum=0.4)
+"""The outer optimizer of SlowMo: parameters become the ranks' mean, moved on by a slow momentum. It
+suits periods of few steps, for which DiLoCo's goes too far (docs/measured.md)."""
+STREAMING: MakeOuter = partial(SGD, lr=0.4, momentum=0.9, nesterov=True)
+"""The outer optimizer of Streaming DiLoCo."""
+TIMES_RATE = 10
+"""The rate of orthogonal steps over one that suits AdamW: Muon's 0.02 and Dion's 0.01 are usual
+beside 0.001 or 0.002."""
+
+Started = tuple[Optimizer, LocalSteps]
+"""The optimizer of a recipe and the handle of its local steps."""
+Way = Exchange | Compressor | str
+"""An exchange of pseudo-gradients, as ``gw.local_steps`` takes it."""
+
+
+def localsgd(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    lr: float = 0.1,
+    every: int = 8,
+    exchange: Way = "none",
+    **settings: Any,
+) -> Started:
+    """LocalSGD: SGD on each rank, and parameters that are averaged every ``every`` steps.
+
+    ``optimizer`` replaces SGD with momentum 0.9 at ``lr``. The exchange is exact unless one is
+    given. Stich analyses plain SGD, and periods from 1 to 64.
+    """
+    inner = optimizer or SGD(model.parameters(), lr, momentum=0.9)
+    settings = {"outer": partial(SGD, lr=1.0), **settings}
+    return inner, local_steps(model, inner, exchange, every=every, **settings)
+
+
+def diloco(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    lr: float = 4e-4,
+    every: int = 500,
+    exchange: Way = "none",
+    **settings: Any,
+) -> Started:
+    """DiLoCo: AdamW on each rank, and Nesterov momentum over what ranks learnt in ``every`` steps.
+
+    The paper's settings: AdamW at a largest rate of 4e-4 with weight decay 0.1, 500 steps, outer
+    rate 0.7 and momentum 0.9, pseudo-gradients in float32. ``optimizer`` replaces AdamW at ``lr``.
+    Small models want shorter periods: 20 steps in docs/measured.md.
+    """
+    inner = optimizer or _adamw(model, lr)
+    settings = {"outer": DILOCO, **settings}
+    return inner, local_steps(model, inner, exchange, every=every, **settings)
+
+
+def streaming_diloco(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    lr: float = 4e-4,
+    every: int = 30,
+    exchange: Way = "uniform",
+    **settings: Any,
+) -> Started:
+    """Streaming DiLoCo: as ``diloco``, but fragments take turns and travel while ranks train on.
+
+    The paper's settings: 30 steps, outer rate 0.4 and momentum 0.9, mixing 0.5, means that take
+    effect 5 steps late, 4 bits an element. Its numbers are floats with 3 bits of exponent. Here
+    they are ``uniform``'s levels with error feedback. A fragment is three blocks of a
+    transformer there, and a third of the parameters here; ``fragments=`` says otherwise.
+    """
+    inner = optimizer or _adamw(model, lr)
+    settings = {"outer": STREAMING, "fragments": 3, "delay": 5, "mixing": 0.5, **settings}
+    return inner, local_steps(model, inner, exchange, every=every, **settings)
+
+
+def muloco(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    lr: float = 1e-3,
+    every: int = 5,
+    exchange: Way = "uniform",
+    **settings: Any,
+) -> Started:
+    """MuLoCo: Muon on each rank beneath local steps, whose pseudo-gradients bear few bits.
+
+    Matrices take Muon at ten times ``lr`` and all else AdamW at ``lr`` (``MuonWithAdamW``, which
+    ``optimizer`` replaces). 5 steps, 4 bits and SlowMo's outer optimizer are those of
+    docs/measured.md. The paper takes 30 steps, 2 bits with error feedback, and a Nesterov momentum
+    that it tunes: ``every=30, exchange=gw.compress.uniform(bitwidth=2), outer=...``.
+    """
+    inner = optimizer or MuonWithAdamW(model, lr)
+    settings = {"outer": SLOWMO, **settings}
+    return inner, local_steps(model, inner, exchange, every=every, **settings)
+
+
+def _adamw(model: nn.Module, lr: float) -> AdamW:
+    return AdamW(model.parameters(), lr, weight_decay=0.1)
+
+
+# ---- Muon with AdamW ---------------------------------------------------------------------------
+
+
+class MuonWithAdamW(Optimizer):
+    """One optimizer of two: torch's Muon for the matrices of a model, AdamW for all else.
+
+    Muon steps a matrix by its momentum, made orthogonal. A convolution's kernels are a matrix with
+    a row for each channel that comes out; tables of embeddings are none. ``rate`` is AdamW's, and
+    Muon's is ten times it; each has a parameter group. Raises ``InvalidSetting`` where torch has no
+    Muon, which came with 2.9.
+    """
+
+    def __init__(self, model: nn.Module, rate: float) -> None:
+        if not hasattr(torch.optim, "Muon"):
+            remedy = "install that, or give an optimizer of your own: optimizer="
+            raise invalid("torch for Muon", torch.__version__, "2.9 or newer", remedy)
+        matrices = hidden(model)
+        chosen = set(matrices)
+        others = [p for p in model.parameters() if p.requires_grad and p not in chosen]
+        groups = [
+            {"params": matrices, "lr": TIMES_RATE * rate},
+            {"params": others, "lr": rate},
+        ]
+        super().__init__(groups, {})
+        # Torch's Muon takes matrices alone, so it is given views of the same memory.
+        self._views = [nn.Parameter(_as_matrix(param)) for param in matrices]
+        adamw = partial(AdamW, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        made = ((torch.optim.Muon, self._views), (adamw, others))
+        self._parts: list[Optimizer | None] = [make(own) if own else None for make, own in made]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Steps all parameters; a closure is called once, before."""
+        loss = None if closure is None else closure()
+        for param, view in zip(self.param_groups[0]["params"], self._views, strict=True):
+            view.grad = None if param.grad is None else param.grad.flatten(1)
+        for part, group in zip(self._parts, self.param_groups, strict=True):
+            if part is not None:
+                part.param_groups[0]["lr"] = group["lr"]
+                part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both optimizers' states, in one dict."""
+        parts = [None if part is None else part.state_dict() for part in self._parts]
+        return {**super().state_dict(), "parts": parts}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from what ``state_dict`` returned."""
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        for part, own in zip(self._parts, state_dict["parts"], strict=True):
+            if part is not None:
+                part.load_state_dict(own)
+
+
+def _as_matrix(param: nn.Parameter) -> torch.Tensor:
+    matrix = param.detach().flatten(1)
+    if matrix.data_ptr() != param.data_ptr():  # a copy, whose steps the parameter would not see
+        given = f"a parameter of shape {tuple(param.shape)} and strides {param.stride()}"
+        raise invalid("kernels for Muon", given, "contiguous ones", "leave channels_last to inputs")
+    return matrix
+
+
+def hidden(model: nn.Module) -> list[nn.Parameter]:
+    """The matrices and kernels of a model, but for tables, whose rows are taken one by one."""
+    tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    own = [param for param in model.parameters() if param.requires_grad]
+    return [param for param in own if param.dim() >= 2 and param not in tables]

@@ -1,0 +1,155 @@
+"""The wheel of a platform: made of the source archive, installed alone, used without a compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from gradwire.kernels import compiler, libraries, prebuilt
+
+ROOT = Path(__file__).parents[1]
+LEVEL = "x86-64-v2"  # the farthest from what is compiled here
+BITS = """
+import hashlib, sys, warnings
+import torch
+from gradwire.contract.registry import load, names
+from gradwire.contract.spec import TensorSpec
+from gradwire.dsl.generated import Generated
+from gradwire.kernels.compiler import origins
+
+grad_N = torch.randn(70001, generator=torch.Generator().manual_seed(3)) * 0.1
+for name in names("compress"):
+    kind = load("compress", name)
+    if kind.__module__.startswith("gradwire.") and issubclass(kind, Generated):
+        for codec in sys.modules[kind.__module__].EXAMPLES:
+            state = codec.init(TensorSpec("a", 70001))
+            residual_N = torch.zeros_like(grad_N)
+            payload, _ = codec.encode(state, grad_N, residual_N=residual_N)
+            sum_N = codec.decode(payload, torch.empty_like(grad_N))
+            codec.merge(payload, sum_N)
+            digest = hashlib.sha256(payload.buffer.numpy())
+            for one in (residual_N, sum_N):
+                digest.update(one.numpy())
+            print(codec, digest.hexdigest())
+print(origins())
+"""
+UNUSUAL = """
+import torch, gradwire as gw
+from gradwire.contract.spec import TensorSpec
+from gradwire.kernels.compiler import origins
+
+for block in (192, 320):
+    codec = gw.compress.uniform(block=block)
+    codec.encode(codec.init(TensorSpec("a", 99)), torch.ones(99))
+print(origins())
+"""
+
+
+def said(command: list[str], variables: dict[str, str], cwd: Path) -> tuple[str, str]:
+    done = subprocess.run(
+        command, env=variables, cwd=cwd, capture_output=True, text=True, timeout=800, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with torch and, from its wheel, gradwire."""
+    folder = tmp_path_factory.mktemp("wheel")
+    hatch = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
+    said(hatch, {**os.environ}, ROOT)
+    (archive,) = folder.glob("*.tar.gz")
+    build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    wanted = {**os.environ, "GRADWIRE_WHEEL": f"x86_64/{LEVEL}"}
+    said([sys.executable, "-m", "pip", *build, str(archive)], wanted, folder)
+    (wheel,) = folder.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-manylinux_2_28_x86_64.whl")
+    packed = ZipFile(wheel).namelist()
+    assert {"gradwire/py.typed", "gradwire/kernels/csrc/select.cpp"} <= set(packed)
+    assert any(name.startswith(f"gradwire/kernels/built/{LEVEL}/compll-") for name in packed)
+    venv.create(folder / "env", with_pip=False)
+    (site,) = (folder / "env" / "lib").glob("python*/site-packages")
+    own = sysconfig.get_paths()["purelib"]
+    (site / "this.pth").write_text(f"import site; site.addsitedir({own!r})\n", encoding="utf-8")
+    found = folder / "env" / "bin" / "python"
+    install = ["--python", str(found), "install", "--quiet", "--no-deps", "--no-index"]
+    said([sys.executable, "-m", "pip", *install, str(wheel)], {**os.environ}, folder)
+    return found
+
+
+def used(python: Path, folder: Path, *words: str) -> tuple[str, str]:
+    """Output and errors of a program there, with no program on its path and an empty cache."""
+    (folder / "nothing").mkdir(exist_ok=True)
+    variables = {"PATH": str(folder / "nothing"), "XDG_CACHE_HOME": str(folder / "cache")}
+    return said([str(python), *words], {**variables, "OMP_NUM_THREADS": "2"}, folder)
+
+
+x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for this platform")
+
+
+@x86
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_prebuilt_kernels_have_the_bits_of_compiled_ones(python: Path, tmp_path: Path) -> None:
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    *here, origin = said([sys.executable, "-c", BITS], variables, tmp_path)[0].splitlines()
+    assert origin == "['compiled here']"
+    out, errors = used(python, tmp_path, "-c", BITS)
+    assert out.splitlines() == [*here, f"['prebuilt {LEVEL}']"]
+    assert len(here) > 10
+    assert errors == ""
+
+
+@x86
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_what_is_not_in_the_wheel_is_served_by_torch_with_one_warning(
+    python: Path, tmp_path: Path
+) -> None:
+    out, errors = used(python, tmp_path, "-c", UNUSUAL)
+    assert out == "['reference']\n"
+    assert errors.count("no C++ compiler") == 1
+    rows = json.loads(
+        used(python, tmp_path, "-m", "gradwire.cli.main", "doctor", "--no-link", "--json")[0]
+    )["rows"]
+    (kernels,) = [row for row in rows if row["name"] == "CPU kernels"]
+    assert (kernels["backend"], kernels["served by"]) == ("cpp", f"prebuilt {LEVEL}")
+
+
+def test_the_newest_level_that_a_processor_has_is_taken_first(tmp_path: Path) -> None:
+    listing = tmp_path / "cpuinfo"
+    second, third = (" ".join(prebuilt.X86_LEVELS[f"x86-64-v{n}"]) for n in (2, 3))
+    for flags, wanted in (
+        (f"{second} {third} avx512f", ("x86-64-v3", "x86-64-v2")),
+        (f"{third} fpu", ()),  # a level without the one before is none
+        (second, ("x86-64-v2",)),
+    ):
+        listing.write_text(f"processor: 0\nflags\t\t: {flags}\n", encoding="utf-8")
+        prebuilt.levels.cache_clear()
+        assert prebuilt.levels("x86_64", listing) == wanted
+    assert prebuilt.levels("x86_64", tmp_path / "absent") == ()
+
+
+def test_a_kernel_that_does_not_load_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = libraries.source("crc")
+    name = source.prebuilt_name
+    edited = compiler.CppSource("crc", source.text + "\n", source.headers)
+    assert edited.prebuilt_name != name
+    monkeypatch.setattr(prebuilt, "FOLDER", tmp_path)
+    monkeypatch.setattr(prebuilt, "levels", lambda: ("some", "other"))
+    assert prebuilt.load_prebuilt(name) is None
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / name).write_bytes(b"made for another machine")
+    assert prebuilt.load_prebuilt(name) is None
