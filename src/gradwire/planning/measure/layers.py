@@ -258,9 +258,7 @@ def profile(
     model = looked_into(model)
     watched = {key: p for key, p in model.named_parameters() if p.requires_grad}
     if not watched:
-        raise invalid(
-            "model", type(model).__name__, "one with trainable parameters", "unfreeze one"
-        )
+        raise invalid("model", type(model).__name__, "one with trainable parameters", "unfreeze")
     devices = {parameter.device for parameter in watched.values()}
     iterations = _number_of_steps(iterations, devices)
     with untouched(model):
@@ -308,12 +306,8 @@ def no_progress(amount: float = 1, note: str = "") -> None:
 def looked_into(model: nn.Module) -> nn.Module:
     """The module itself, without DDP around it; refuses a compiled one."""
     if hasattr(model, "_orig_mod"):
-        raise invalid(
-            "model",
-            "a compiled one",
-            "one before torch.compile",
-            "profile it before it is compiled",
-        )
+        remedy = "profile it before it is compiled"
+        raise invalid("model", "a compiled one", "one before torch.compile", remedy)
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
