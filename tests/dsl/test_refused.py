@@ -224,7 +224,7 @@ def test_kept_fields_are_decoded_by_scatter(case):
         (lambda: program(lambda self, g: g), "return concat"),
         (
             lambda: program(lambda self, g: concat(sum=reduce(g, add))),
-            "a name that kernels do not use",
+            "no name that kernels use",
         ),
     ],
 )

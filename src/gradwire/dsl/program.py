@@ -227,9 +227,7 @@ def _decoded_kept(decoded: object, sources: Mapping[Buffer, Node]) -> Node:
 
 def _buffer(name: str, value: Scalar | Vector | Coded) -> Buffer:
     if name in {buffer.name for buffer in rewrite.OWN_BUFFERS} or re.fullmatch(RESULT_NAME, name):
-        raise invalid(
-            "field name", name, "a name that kernels do not use themselves", f"call it {name}_sent"
-        )
+        raise invalid("field name", name, "no name that kernels use", f"call it {name}_sent")
     if not name.isidentifier():
         raise invalid("field name", name, "a name", "write letters, digits and underscores")
     if isinstance(value, Scalar):

@@ -184,9 +184,7 @@ def _bare(exchange: Exchange) -> Exchange:
         )
     if isinstance(exchange, DecoupledMomentum):
         accepted = "an exchange without momentum of its own"
-        raise invalid(
-            "exchange inside momentum correction", exchange, accepted, "use one of the two"
-        )
+        raise invalid("exchange inside momentum correction", exchange, accepted, "use one of them")
     if isinstance(exchange, Wrapper):
         return replace(exchange, inner=_bare(exchange.inner))
     return exchange

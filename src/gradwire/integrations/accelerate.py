@@ -60,8 +60,7 @@ def prepare(
         model, optimizer = accelerator.prepare(model, optimizer)
     """
     if accelerator._models:
-        remedy = "call gradwire's prepare() before accelerator.prepare()"
-        raise invalid("accelerator", "one with a model", "one without a prepared model", remedy)
+        raise invalid("accelerator", "a model in it", "empty", "call gradwire's prepare() first")
     attachment = FrameworkAttachment(exchange, accelerator.scaler, mesh, options, failure)
     accelerator.ddp_handler = attaching_handler(accelerator, attachment)
     accelerator.register_save_state_pre_hook(

@@ -523,8 +523,7 @@ class Handle(Joinable):
             raise invalid("on_failure beside Join", "shrink", "'end'", remedy)
         ranks = dist.get_process_group_ranks(self.join_process_group)
         if len(ranks) != engine.world:
-            accepted = f"the {engine.world} attached ranks"
-            raise invalid("ranks of Join", ranks, accepted, "attach with group=")
+            raise invalid("ranks of Join", ranks, f"the {engine.world} attached", "pass group=")
         divides = kwargs.get("divide_by_initial_world_size", True)
         return ZeroGradients(self, self._model, hooks, engine, divides, kwargs.get("optimizer"))
 
@@ -558,9 +557,7 @@ class Handle(Joinable):
         hooks, engine, reason = self._hooks, self._progress.synchroniser.engine, ""
         if isinstance(self._model, DistributedDataParallel):
             remedy = "write `with model.join():`, which is DDP's own"
-            raise invalid(
-                what, "the handle of a DDP model", "used with a plain module's handle", remedy
-            )
+            raise invalid(what, "the handle of a DDP model", "used with a plain module", remedy)
         if self._controls is not None:
             reason = "'auto'"
         elif hooks is not None and hooks.overlap is not None:

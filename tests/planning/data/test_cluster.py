@@ -89,7 +89,7 @@ def test_scaling_of_a_stated_cluster_and_what_cannot_be_scaled() -> None:
     assert stated.scaled(num_ranks=3, rate_bytes_per_s=7.0).model_dump(
         include={"num_ranks", "rate_bytes_per_s", "hop_s"}
     ) == {"num_ranks": 3, "rate_bytes_per_s": 7.0, "hop_s": 0.25}
-    with pytest.raises(InvalidSetting, match="pass one of them"):
+    with pytest.raises(InvalidSetting, match="pass a rate or num_ranks"):
         stated.scaled()
     flat = MEASURED.model_copy(
         update={"collectives": {"all_reduce": LineFit(alpha_s=1.0, per_unit_s=0.0)}}

@@ -200,8 +200,7 @@ class Cluster(Stored):
         ``InvalidSetting`` for figures that no cluster has.
         """
         if num_ranks is None and rate_bytes_per_s is None:
-            accepted = "called with num_ranks or rate_bytes_per_s"
-            raise invalid("scaled()", "no argument", accepted, "pass one of them")
+            raise invalid("scaled()", "nothing", "given a figure", "pass a rate or num_ranks")
         hop_s, arriving = self._hop_and_rate()
         rate = self.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
         ranks = self.num_ranks if num_ranks is None else num_ranks

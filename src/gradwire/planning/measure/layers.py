@@ -266,9 +266,7 @@ def profile(
     model = looked_into(model)
     watched = {key: p for key, p in model.named_parameters() if p.requires_grad}
     if not watched:
-        raise invalid(
-            "model", type(model).__name__, "one with trainable parameters", "unfreeze one"
-        )
+        raise invalid("model", type(model).__name__, "one with trainable parameters", "unfreeze")
     devices = {parameter.device for parameter in watched.values()}
     default = ITERATIONS["cuda" if any(device.type == "cuda" for device in devices) else "cpu"]
     if iterations is not None and iterations < 1:
@@ -302,12 +300,8 @@ def device_waiter(devices: set[torch.device]) -> Callable[[], None]:
 def looked_into(model: nn.Module) -> nn.Module:
     """The module itself, without DDP around it; refuses a compiled one."""
     if hasattr(model, "_orig_mod"):
-        raise invalid(
-            "model",
-            "a compiled one",
-            "one before torch.compile",
-            "profile it before it is compiled",
-        )
+        remedy = "profile it before it is compiled"
+        raise invalid("model", "a compiled one", "one before torch.compile", remedy)
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 

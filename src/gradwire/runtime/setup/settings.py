@@ -138,11 +138,7 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "num_channels": (_is_number, "an integer of at least 1", "write 4"),
     "trace_steps": (_counts, "an integer of at least 0", "write 4"),
     "optimizer": (_is(Optimizer), "a torch.optim.Optimizer or None", "pass yours"),
-    "scaler": (
-        _is(GradScaler),
-        "a torch.amp.GradScaler or None",
-        "pass the one that scales the loss",
-    ),
+    "scaler": (_is(GradScaler), "a torch.amp.GradScaler or None", "pass the loss's scaler"),
     "checksums": (_is_switch, "True or False", "leave it out"),
     "on_failure": (("end", "shrink").__contains__, "'end' or 'shrink'", _SHRINK),
     "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
