@@ -10,7 +10,7 @@ from gradwire.contract.registry import KINDS, load, names
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.pair import Pair
-from gradwire_bench.report.algorithm import page
+from gradwire_lab.algorithm_page import page
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]

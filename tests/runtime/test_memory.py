@@ -13,7 +13,7 @@ import gradwire as gw
 from gradwire.contract.registry import load
 from gradwire.contract.scratch import passing, passing_bytes
 from gradwire.runtime.step.figures import KINDS
-from gradwire_bench.report.algorithm import bytes_an_element
+from gradwire_lab.algorithm_page import bytes_an_element
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 

@@ -110,9 +110,13 @@ COMMANDS = Kind(
 
 EXTENSIONS = {
     **dict.fromkeys(
-        ("adapt", "compll_text", "measure_sparsity", "tune", "with_measured_scheme", "zeros"), _LAB
+        (
+            *("adapt", "compll_text", "measure_sparsity", "pages", "tune", "with_measured_scheme"),
+            "zeros",
+        ),
+        _LAB,
     ),
-    **dict.fromkeys(("kernel_bench", "pages", "pictures", "testbed"), _BENCH),
+    **dict.fromkeys(("kernel_bench", "pictures", "testbed"), _BENCH),
 }
 """Modules and functions that are used where they are installed, and the package that has each."""
 
