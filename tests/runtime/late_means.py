@@ -34,6 +34,11 @@ class LateMeans:
         self.num_finished = 0
         self.lost: RankFailed | None = None
 
+    @property
+    def synchroniser(self) -> LateMeans:
+        """It is asked what has arrived, and told what is followed."""
+        return self
+
     def take(self, grads: dict[str, Tensor]) -> None:
         """A backward pass has ended."""
         assert not self._means, "the step before is not finished"

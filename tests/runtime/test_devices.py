@@ -21,6 +21,7 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.device.staging import Staged
 from gradwire.runtime.device.streams import SideStream, StepMarks, Streams
 from gradwire.runtime.handle import Handle
+from gradwire.runtime.step.report import Record
 from tests.runtime import late
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
@@ -188,10 +189,10 @@ def counted(rank: int, world: int, exchange: Any) -> Run:
 
 def test_payloads_alone_are_copied_and_nobody_is_waited_for(late_two: Ranks) -> None:
     runs = late_two.run(counted, ONEBIT)
-    presence_bytes = len(SHAPES) * torch.int32.itemsize  # told among ranks, from host memory
+    report_bytes = len(Record(used=bytes(len(SHAPES))).packed())  # it comes from host memory
     for one in runs:
         copied_bytes = one.stats["to_host_bytes_per_step"]
-        assert copied_bytes + presence_bytes == one.stats["wire_bytes_per_step"]
+        assert copied_bytes + report_bytes == one.stats["wire_bytes_per_step"]
         assert one.waits == [], "the host waited for a stream"
         assert len(set(one.num_pinned)) == 1, "memory is pinned again"
         assert one.stats["pinned_bytes"] > 0

@@ -131,13 +131,17 @@ def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> 
 
 def difference(one: Fingerprint, other: Fingerprint) -> str | None:
     """The first thing in which two ranks' fingerprints differ; None if they are the same."""
-    if text := first_difference(one[_SETTINGS], other[_SETTINGS]):
+    settings, others = one[_SETTINGS], other[_SETTINGS]
+    both = [key for key in settings if key in others]
+    if text := first_difference(*({key: part[key] for key in both} for part in (settings, others))):
         return text
     for a, b in zip(one[_TENSORS], other[_TENSORS], strict=False):
         if a != b:
             return f"{_shown(a)} against {_shown(b)}"
     a, b = len(one[_TENSORS]), len(other[_TENSORS])
-    return f"{a} parameters and buffers against {b}" if a != b else None
+    if a != b:
+        return f"{a} parameters and buffers against {b}"
+    return first_difference(settings, others)  # last, as most of these follow from the tensors
 
 
 def _shown(tensor: Described) -> str:
