@@ -284,4 +284,4 @@ def test_ranks_that_wait_for_others_of_each_other_take_one_decision(
     for thread in threads:
         thread.join(30)
     share(*given[2])
-    assert found == dict.fromkeys(range(3), {0: 0, 1: 1, 2: 2})
+    assert found == {rank: {0: 0, 1: 1, 2: 2} for rank in range(3)}
