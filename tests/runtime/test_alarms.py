@@ -263,3 +263,25 @@ def test_the_first_who_gives_up_waiting_tells_the_others(monkeypatch: pytest.Mon
     for thread in threads:
         thread.join(30)
     assert found == {0: (2,), 1: (2,)}
+
+
+def test_ranks_that_wait_for_others_of_each_other_take_one_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 1 holds rank 2 for lost, which the others have heard."""
+    store, found = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), False), {}
+    monkeypatch.setattr(wire, "_given", [store])
+
+    def share(rank: int, due: set[int]) -> None:
+        who = Membership(f"{wire.REJOINED} differing", rank, 3)
+        found[rank] = who.agree(rank, dict, timedelta(seconds=20), due=due, is_partial=True)
+
+    Membership(f"{wire.REJOINED} differing", 1, 3).post(1)
+    given = (0, {0, 1, 2}), (2, {0, 1, 2}), (1, {0, 1})
+    threads = [threading.Thread(target=share, args=one, daemon=True) for one in given[:2]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    share(*given[2])
+    assert found == {rank: {0: 0, 1: 1, 2: 2} for rank in range(3)}

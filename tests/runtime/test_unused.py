@@ -127,3 +127,26 @@ def beside_nothing(rank: int, world: int) -> list[bool]:
 def test_who_used_what_travels_with_the_last_message(two: Ranks) -> None:
     """One rank's use is enough for a gradient on all; flags are those of all parameters."""
     assert two.run(beside_nothing) == [[False, True, False]] * 2
+
+
+class Empty(nn.Module):
+    """A model without elements, as a rank holds where layers have fewer rows than shards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = (nn.Parameter(torch.zeros(0, 2)) for _ in range(2))
+
+    def forward(self) -> torch.Tensor:
+        return self.used.sum()
+
+
+def without_elements(rank: int, world: int) -> None:
+    handle = gw.attach(model := Empty(), "topk")
+    model().backward()
+    assert handle.step == 1
+    assert model.used.grad is not None
+    assert model.unused.grad is None
+
+
+def test_a_model_without_elements_has_an_unused_parameter(two: Ranks) -> None:
+    two.run(without_elements)

@@ -218,7 +218,7 @@ class _Meeting:
         # Whoever writes first decides for all, also for those that come later.
         ranks = list(notes) if is_whole else sorted(self._found)
         ranks = json.loads(store.compare_set(came, "", json.dumps(ranks)))
-        texts = store.multi_get([notes[rank] for rank in ranks]) if ranks else []
+        texts = store.multi_get([*map(_note, ranks)]) if ranks else []
         return {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)}
 
 

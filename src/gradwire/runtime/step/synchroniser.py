@@ -376,6 +376,8 @@ class Synchroniser:
         if self._marks is not None:
             self._marks.close()
         self.engine.begin(self._backward_over)
+        if not self._queue:  # as where all parameters, or this rank's parts of them, are empty
+            self._report()
 
     def _report(self) -> None:
         """Sends this rank's record, if the step has one; all messages are launched.
