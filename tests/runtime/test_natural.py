@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import gradwire as gw
 from gradwire.contract import Exchange
+from gradwire.exchange import sparse_schemes
 from gradwire.exchange.natural import INNER
 from gradwire.runtime.setup.settings import tables
 from gradwire_lab.planning.zeros import measure_group_sparsity
@@ -289,3 +290,16 @@ def test_which_parameters_are_tables() -> None:
 
     model = Model()
     assert tables(model) == {id(model.table.weight): 16}
+
+
+def with_other_schemes(rank: int, world: int) -> None:
+    if rank:  # as where gradwire-lab is not installed
+        sparse_schemes.entry_points = lambda group: []  # type: ignore[attr-defined]
+        sparse_schemes.schemes.cache_clear()
+    gw.attach(nn.Linear(8, 9), gw.with_natural_sparsity(DENSE, 8))
+
+
+def test_ranks_with_other_schemes_are_refused(doomed_two: Ranks) -> None:
+    """A model without an embedding may choose among schemes too: by the user's own exchange."""
+    for ended in doomed_two.outcomes(with_other_schemes):
+        assert "setting sparse schemes installed is" in str(ended.error)

@@ -39,6 +39,8 @@ class Wrapper(Exchange):
 
     changes: ClassVar[bool] = False
     """Whether what it sends may change from step to step, whatever the inner one sends."""
+    is_of_schemes: ClassVar[bool] = False
+    """Whether a step takes one of the sparse schemes that are installed (``sparse_schemes``)."""
 
     inner: Exchange
 
@@ -80,6 +82,11 @@ def nested(exchange: Any) -> Iterator[Any]:
     yield exchange
     if isinstance(exchange, Wrapper):
         yield from nested(exchange.inner)
+
+
+def chooses_scheme(exchange: Exchange) -> bool:
+    """Whether what is sent hangs on the sparse schemes that are installed."""
+    return any(isinstance(one, Wrapper) and one.is_of_schemes for one in nested(exchange))
 
 
 class Chooser(Wrapper):

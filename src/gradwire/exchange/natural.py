@@ -84,6 +84,7 @@ class Natural(Wrapper):
     """
 
     changes: ClassVar[bool] = True
+    is_of_schemes: ClassVar[bool] = True
 
     width: int = 1
 

@@ -28,6 +28,7 @@ from ..compress.none import none
 from ..contract import Compressor, Exchange
 from ..errors import invalid
 from ..exchange.by_name import exchange_for
+from ..exchange.error_feedback import chooses_scheme
 from ..kernels.libraries import backend, being_built
 from ..planning.default_fusion import NamedParam
 from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
@@ -345,14 +346,16 @@ class Attachment:
             and type(settings.optimizer).__name__,
             **special,
         }
-        if settings.plan is None:
+        used = exchanges_in(settings.exchange)
+        chooses = any(map(chooses_scheme, used))
+        if settings.plan is None:  # which names the way of rows
             widths = tables(model)
             shared["embeddings' tables"] = [name for name, p in self.held if id(p) in widths]
-            if widths or sparse_weights(model):
-                from ..exchange.sparse_schemes import schemes  # a step may choose among them
+            chooses = chooses or bool(widths or sparse_weights(model))
+        if chooses:
+            from ..exchange.sparse_schemes import schemes  # a step may choose among them
 
-                shared["sparse schemes installed"] = [*schemes()]
-        used = exchanges_in(settings.exchange)
+            shared["sparse schemes installed"] = [*schemes()]
         if any(one.same_threads for one in used) or not used:  # as what a pilot may choose asks for
             shared["torch.get_num_threads()"] = torch.get_num_threads()
         return fingerprint(self._tensors(), shared)

@@ -61,6 +61,7 @@ class MeasuredScheme(Wrapper):
     """
 
     changes: ClassVar[bool] = True
+    is_of_schemes: ClassVar[bool] = True
 
     inner: Pair
     num_steps: int = STEPS
