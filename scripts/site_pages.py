@@ -18,7 +18,7 @@ from typer.cli import get_docs_for_click
 from gradwire.cli.main import app_of, verbs
 from gradwire.cli.report.table import markdown
 from gradwire.contract.registry import KINDS, names
-from gradwire_bench.report import algorithm
+from gradwire_lab import algorithm_page as algorithm
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = {
@@ -58,7 +58,11 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "local_steps.md": (
         "local_steps",
         "Let ranks train alone, and exchange once in some steps.",
-        ("local_steps", ".runtime.local_steps.local_handle.LocalSteps"),
+        (
+            "local_steps",
+            ".runtime.local_steps.local_handle.LocalSteps",
+            ".runtime.local_steps.recipes",
+        ),
     ),
     "handle.md": (
         "Handle and checkpoints",

@@ -24,8 +24,7 @@ _PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Trait
     planning.measure.layers.profile planning.make_plan.plan runtime.attach.attach
     runtime.handle.Handle runtime.local_steps.local_steps.local_steps
     runtime.setup.options.FailurePolicy runtime.setup.options.Options
-    runtime.state.redistribution.redistribute runtime.step.figures.mean_residual_norm
-"""
+    runtime.state.redistribution.redistribute runtime.step.figures.mean_residual_norm"""
 _MODULES = {
     "catalogue": "planning.catalogue",
     "fsdp": "runtime.fsdp",

@@ -23,7 +23,7 @@ import typer
 
 from gradwire.cli.main import app_of, verbs
 from gradwire.contract.registry import KINDS, load, names
-from gradwire_bench.report import algorithm
+from gradwire_lab import algorithm_page as algorithm
 from gradwire_lab.laws.subjects import check, held_to
 from scripts.doctest_blocks import fenced
 from scripts.site_pages import COPIED, EXPORT, NAV, ROOT, exports, generated, linked
