@@ -112,7 +112,7 @@ def show(chosen: list[tuple[str, str]], rows: list[Row], *, as_json: bool) -> No
 
 def _measured() -> str | None:
     """The page of measurements, which is in a checkout and in no wheel."""
-    path = Path(__file__).resolve().parents[4] / "docs" / "measured.md"
+    path = Path(__file__).resolve().parents[3] / "docs" / "measured.md"
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
