@@ -1,6 +1,7 @@
 """gradwire: data-parallel PyTorch training that stays fast on slow networks, honestly measured.
 
-Names are looked up at first use, so help is printed without torch. Types are in ``__init__.pyi``.
+``import gradwire as gw``. Names are looked up at first use, so that the command line does not wait
+for torch to print its help; for type checkers they stand in ``__init__.pyi``.
 """
 
 from importlib import import_module
@@ -8,23 +9,22 @@ from typing import Any
 
 from .version import __version__ as __version__
 
-_PATHS = """contract.collective.Collective contract.Compressor contract.Exchange contract.Layout
-    contract.payload.Field contract.payload.Format contract.payload.Payload contract.spec.TensorSpec
-    contract.trace.span.Span contract.trace.span.Trace contract.Traits errors.InvalidSetting
-    errors.LoopMistake errors.RankFailed errors.RanksDiffer errors.RanksLost
-    exchange.by_name.exchange_for exchange.by_name.run_local exchange.clipping.with_clipping
-    exchange.decoupled_momentum.with_decoupled_momentum
+_PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Traits
+    contract.collective.Collective contract.payload.Field contract.payload.Format
+    contract.payload.Payload contract.spec.TensorSpec contract.trace.span.Span
+    contract.trace.span.Trace errors.InvalidSetting errors.LoopMistake errors.RankFailed
+    errors.RanksDiffer errors.RanksLost exchange.by_name.exchange_for exchange.by_name.run_local
+    exchange.clipping.with_clipping exchange.decoupled_momentum.with_decoupled_momentum
     exchange.deep_gradient_compression.deep_gradient_compression
     exchange.density_warmup.with_density_warmup exchange.error_feedback.residuals
     exchange.error_feedback.with_error_feedback exchange.momentum.with_momentum_correction
     exchange.natural.with_natural_sparsity exchange.pair.pair exchange.warmup.with_warmup
-    planning.data.cluster.Cluster planning.data.plan.Plan planning.data.profile.Profile
-    planning.data.sparsity.SparsityProfile planning.make_plan.plan planning.measure.layers.profile
-    planning.simulation.timeline.simulate runtime.attach.attach runtime.handle.Handle
-    runtime.local_steps.local_steps.local_steps runtime.setup.options.FailurePolicy
-    runtime.setup.options.Options runtime.state.redistribution.redistribute
-    runtime.step.figures.mean_residual_norm
-"""
+    planning.simulation.timeline.simulate planning.data.cluster.Cluster planning.data.plan.Plan
+    planning.data.profile.Profile planning.data.sparsity.SparsityProfile
+    planning.measure.layers.profile planning.make_plan.plan runtime.attach.attach
+    runtime.handle.Handle runtime.local_steps.local_steps.local_steps
+    runtime.setup.options.FailurePolicy runtime.setup.options.Options
+    runtime.state.redistribution.redistribute runtime.step.figures.mean_residual_norm"""
 _MODULES = {
     "catalogue": "planning.catalogue",
     "fsdp": "runtime.fsdp",

@@ -83,18 +83,18 @@ def test_a_model_alone(gradwire: Run, script: Path, tmp_path: Path) -> None:
 def test_a_model_and_a_cluster(
     gradwire: Run, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, str, bool]] = []
+    asked: list[tuple[int, float, tuple[str, ...]]] = []
 
-    def on_hosts(hosts: int, rate: str, codecs: bool) -> Cluster:
-        asked.append((hosts, rate, codecs))
+    def on_hosts(hosts: int, rate: float, compressors: tuple[str, ...], *others: Any, **more: Any) -> Cluster:
+        asked.append((hosts, rate, compressors))
         return CLUSTER
 
-    monkeypatch.setattr(verb, "_on_hosts", on_hosts)
+    monkeypatch.setattr(measured, "measured_cluster", on_hosts)
     picture = tmp_path / "all.png"
     words = ("--iterations", "1", "--rate", "1gbit", "--no-codecs", "--picture", str(picture))
     ended = gradwire("profile", f"{script}:build", "--out", str(tmp_path), *words)
     assert ended.code == 0
-    assert asked == [(verb.HOSTS, "1gbit", False)]
+    assert asked == [(verb.HOSTS, parse_rate("1gbit"), ())]
     assert Cluster.load(tmp_path / "cluster.json") == CLUSTER
     assert Profile.load(tmp_path / "profile.json").layers
     for words in (
@@ -109,7 +109,7 @@ def test_a_model_and_a_cluster(
 def test_a_catalogue_model_asks_for_the_cluster_only(
     gradwire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb, "_on_hosts", lambda *asked: CLUSTER)
+    monkeypatch.setattr(measured, "measured_cluster", lambda *asked, **more: CLUSTER)
     ended = gradwire("profile", "vgg16", "--out", str(tmp_path), "--json")
     assert ended.code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.json"]

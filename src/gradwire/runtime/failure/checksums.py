@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import zlib
+
 import torch
 from torch import Tensor
 
@@ -38,7 +40,7 @@ from ...version import WIRE
 
 T = TypeVar("T")
 _SHARED = AllReduce | AllGather | ReduceScatter | Broadcast
-_CRC_BITS, _MOST_WIRE = 32, 2**16
+_CRC_BITS = 32
 
 
 class Position(NamedTuple):
@@ -81,17 +83,18 @@ class Seals:
             told = getattr(one, "out", one.buf).tolist()
             for at, (src, part) in enumerate(_arrived(verb)):
                 if frame(part) != told[at]:
-                    raise self._refusal(type(verb).__name__, src, place, part.nbytes, told[at])
+                    raise self._refusal(type(verb).__name__, src, place, part, told[at])
 
     def _refusal(
-        self, kind: str, src: int, place: Position, size_bytes: int, told: int
+        self, kind: str, src: int, place: Position, part: Tensor, told: int
     ) -> RankFailed:
         who = f"rank {place.ranks[src]}" if place.ranks else f"the rank with shard {src}"
         here = f"rank {place.ranks[place.rank]}" if place.ranks else f"shard {place.rank}"
         code = ExitCode.BITS
-        text = f"the {size_bytes} bytes that {who} sent arrived damaged at {here} ({kind}): "
+        text = f"the {part.nbytes} bytes that {who} sent arrived damaged at {here} ({kind}): "
         text += f"memory or a link of {who} changes bits"
-        if 0 < (other := told >> _CRC_BITS) <= _MOST_WIRE and other != WIRE:
+        other = told >> _CRC_BITS
+        if other > 0 and told == frame(part, other):
             code = ExitCode.MISTAKE
             text = f"{who} sends payloads of wire version {other}, and {here} takes {WIRE}; "
             text += "start all ranks with one version of gradwire"
@@ -99,9 +102,12 @@ class Seals:
         return RankFailed(text, ranks=ranks, step=self._step, exit_code=code)
 
 
-def frame(payload: Tensor) -> int:
-    """The frame of a payload: the wire's version above its CRC-32."""
-    return WIRE << _CRC_BITS | crc32(payload)
+def frame(payload: Tensor, version: int = WIRE) -> int:
+    """The frame of a payload: the wire's version above its CRC-32.
+
+    The version takes part in the lower half too, so that a bit that flips in it is no other version.
+    """
+    return version << _CRC_BITS | crc32(payload) ^ zlib.crc32(version.to_bytes(8, "little"))
 
 
 def _beside(verb: Any, world: int) -> Any:
