@@ -41,6 +41,7 @@ from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planning.explain import explain
 from gradwire_lab.planning.index_sets import unit_sparsity
 from tests.arch.source import ROOT
+from tests.each import each
 from tests.planning.profiles import clusters, profiles
 from tests.strategies import bounded
 
@@ -95,7 +96,7 @@ def always_compresses(profile: Profile, cluster: Cluster) -> Plan:
     return found.plan
 
 
-@pytest.mark.parametrize("wrong", [wfbp, always_compresses])
+@each("wrong", [wfbp, always_compresses])
 def test_the_law_bites(wrong: Planner) -> None:
     profile, cluster = catalogue.load("resnet50"), cluster_of(64, 1e6 * MBIT, 1e-7)
     law_no_slower_than_ddp(auto, profile, cluster)
@@ -136,8 +137,8 @@ ADMITS = admitted("safe", cluster_of())
 DDP, OTHER = made_up("ddp", 1.0, 2), made_up("other", 0.96, 20)
 
 
-@pytest.mark.parametrize(
-    ("lossy", "chosen", "rivals"),
+@each(
+    "lossy, chosen, rivals",
     [
         ([("a", 0.50, 13, 0.1), ("a", 0.52, 5, 0.2)], 1, [0]),
         ([("a", 0.50, 13, 0.1), ("a", 0.53, 5, 0.2)], 0, [1]),
@@ -177,7 +178,7 @@ def test_what_attach_does_without_a_plan_is_among_the_plans() -> None:
     assert exchanges_of(plan)["uniform"] == exchange
 
 
-@pytest.mark.parametrize("cluster", [cluster_of(), uneven_cluster()], ids=["even", "uneven"])
+@each("cluster", [cluster_of(), uneven_cluster()], ids=["even", "uneven"])
 def test_vectors_stay_dense(cluster: Cluster) -> None:
     profile = catalogue.load("gpt2" if cluster == uneven_cluster() else "resnet50")
     plan = auto(profile, cluster)
@@ -187,7 +188,7 @@ def test_vectors_stay_dense(cluster: Cluster) -> None:
     assert min(len(shapes[name]) for name in through) > 1
 
 
-@pytest.mark.parametrize("fidelity", FIDELITIES)
+@each("fidelity", FIDELITIES)
 def test_a_fidelity_admits_no_more_than_it_says(fidelity: str) -> None:
     used = compressors(auto(catalogue.load("resnet50"), cluster_of(), fidelity=fidelity))
     assert used <= set(admitted(fidelity, cluster_of()).exchanges)

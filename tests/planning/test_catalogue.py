@@ -12,6 +12,7 @@ from gradwire.planning import catalogue
 from gradwire.planning.data.profile import Profile
 from scripts.catalogue.entries import FAMILIES, MODELS
 from scripts.make_catalogue import FOLDER, render
+from tests.each import each
 
 TORCHVISION = "torchvision's documentation of the model's weights, num_params"
 HIPRESS = "HiPress, table 6 (given there in MB of 2**20 bytes)"
@@ -58,7 +59,6 @@ STEMS = {
     "ugatit_light": "generators.0.down.0",
 }
 
-every_profile = pytest.mark.parametrize("name", catalogue.names())
 needs_transformers = pytest.mark.skipif(
     find_spec("transformers") is None, reason="its definition comes from the package transformers"
 )
@@ -72,16 +72,22 @@ def test_every_model_of_the_script_has_a_file_and_no_other() -> None:
     assert set(catalogue.names()) == set(MODELS) == set(PUBLISHED) == set(STEMS)
 
 
-@every_profile
-def test_totals_are_the_published_ones(name: str) -> None:
+@each("name", catalogue.names())
+def test_totals_are_the_published_ones_and_times_say_where_they_come_from(name: str) -> None:
     profile = catalogue.load(name)
     published, source = PUBLISHED[name]
     assert profile.model == name
     assert num_parameters(profile) == published, source
+    assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in profile.layers)
+    assert profile.backward_s == pytest.approx(2 * profile.forward_s, rel=1e-3)
+    assert "not a measurement" in profile.source
+    assert f"Batch {profile.batch_size} " in profile.source
+    assert profile.layers[0].name == STEMS[name]
+    assert all(layer.tensors for layer in profile.layers)
 
 
-@pytest.mark.parametrize(
-    ("name", "mebibytes", "largest", "num_gradients"),
+@each(
+    "name, mebibytes, largest, num_gradients",
     [
         ("vgg19", 548.05, 392, 38),
         ("bert_large", 1282.60, 119.23, 398),  # the paper counts one more
@@ -105,8 +111,8 @@ SMALL = 102_400
 """Elements of what SSFusion calls a small tensor, "200 KB" of two bytes each."""
 
 
-@pytest.mark.parametrize(
-    ("name", "percent", "head"),
+@each(
+    "name, percent, head",
     [("resnet152", 72.38, 1000), ("vit_large", 62.76, 100), ("gpt2_large", 66.51, 1000)],
 )
 def test_as_many_tensors_are_small_as_in_ssfusion_table_ii(
@@ -120,23 +126,7 @@ def test_as_many_tensors_are_small_as_in_ssfusion_table_ii(
     assert 100 * num_small / len(numels) == pytest.approx(percent, abs=0.005)
 
 
-@every_profile
-def test_times_are_positive_and_say_where_they_come_from(name: str) -> None:
-    profile = catalogue.load(name)
-    assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in profile.layers)
-    assert profile.backward_s == pytest.approx(2 * profile.forward_s, rel=1e-3)
-    assert "not a measurement" in profile.source
-    assert f"Batch {profile.batch_size} " in profile.source
-
-
-@every_profile
-def test_layers_own_tensors_and_start_with_the_stem(name: str) -> None:
-    profile = catalogue.load(name)
-    assert profile.layers[0].name == STEMS[name]
-    assert all(layer.tensors for layer in profile.layers)
-
-
-@pytest.mark.parametrize("family", [f for f in FAMILIES if FAMILIES[f].model in catalogue.names()])
+@each("family", [f for f in FAMILIES if FAMILIES[f].model in catalogue.names()])
 def test_iterations_take_the_published_time(family: str) -> None:
     published = FAMILIES[family]
     profile = catalogue.load(published.model)
@@ -163,16 +153,14 @@ def test_files_are_small_and_have_one_line_a_layer() -> None:
         assert len(rows) == len(catalogue.load(name).layers)
 
 
-@pytest.mark.parametrize("name", ["vgg16", "resnet50", "mobilenet_v2", "googlenet", "ugatit_light"])
+@each("name", ["vgg16", "resnet50", "mobilenet_v2", "googlenet", "ugatit_light"])
 def test_the_script_gives_the_same_file_again(name: str) -> None:
     assert render(name) == (FOLDER / f"{name}.json").read_text(encoding="utf-8")
 
 
 @needs_transformers
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(
-    "name", ["bert_base", "lstm", "transformer", "gpt2_large", "bloom_3b", "vit_large"]
-)
+@each("name", ["bert_base", "lstm", "transformer", "gpt2_large", "bloom_3b", "vit_large"])
 def test_the_script_gives_the_same_layers_again(name: str) -> None:
     """Times may move a little: versions of transformers spell elementwise work differently."""
     again, profile = Profile.parse(render(name)), catalogue.load(name)

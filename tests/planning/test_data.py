@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from tests.each import each
 
 PLAN = Plan(
     planner="by hand",
@@ -48,8 +49,8 @@ def test_entries_cannot_be_assigned() -> None:
         PLAN.messages[0].chunks[0].start = 1
 
 
-@pytest.mark.parametrize(
-    ("entry", "value", "words"),
+@each(
+    "entry, value, words",
     [
         ("schema_version", 2, r"schema_version: .*schema 1 is accepted"),
         ("planner", "", "planner"),

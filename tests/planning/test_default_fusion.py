@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -13,12 +12,13 @@ import gradwire as gw
 from gradwire.contract.registry import examples
 from gradwire.contract.verbs import AllReduce, Compute
 from gradwire.planning.default_fusion import default_cap_bytes, fuse
+from tests.each import each
 from tests.runtime.training import named
 
 MIB = 2**20
 
 
-@pytest.mark.parametrize("algorithm", examples("compress"), ids=named)
+@each("algorithm", examples("compress"), ids=named)
 def test_a_model_may_have_more_elements_than_a_message(
     algorithm: gw.Compressor | gw.Exchange,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 
@@ -10,7 +11,6 @@ from gradwire.contract.registry import load, names
 from gradwire.planning.buckets import buckets
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.data.profile import Profile
 from gradwire.planning.fusion import NOTHING
 from gradwire.planning.phases import Instance, UnequalBlock
 from gradwire.planning.planner.usbyte import usbyte
@@ -21,6 +21,7 @@ from gradwire_lab.cli.plan import message_rows
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.laws.planners import Planner
 from gradwire_lab.planning.explain import alternatives, explain
+from tests.each import each
 from tests.laws.cases import name_of
 from tests.planning.profiles import CODECS as MEASURED
 
@@ -50,34 +51,30 @@ PROFILES = {
 }
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
-@pytest.mark.parametrize(
-    "planner", [load("planner", name) for name in names("planner")], ids=name_of
-)
-def test_plans_are_made_priced_and_explained(
-    planner: Planner, profile: Profile, cluster: Cluster
-) -> None:
-    plan = planner(profile, cluster)
-    assert math.isfinite(iteration_s(plan, profile, cluster))
-    assert simulate(plan, profile, cluster, ranks="all").iteration_s >= 0
-    places = ([*PROFILES.values()].index(profile), [*CLUSTERS.values()].index(cluster))
-    if (sum(places) + names("planner").index(name_of(planner))) % 2:  # others for the next planner
-        assert all(isinstance(one, str) for one in explain(plan, profile, cluster))
-    for row in message_rows(plan, profile, cluster):
-        assert 0 <= float(str(row["fraction_hidden"])) <= 1 + ROUNDING
+PLANNERS = [load("planner", name) for name in names("planner")]
+EVERYWHERE = list(product(PROFILES, CLUSTERS))
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
-def test_a_plan_stands_beside_those_of_all_planners(profile: Profile, cluster: Cluster) -> None:
+@pytest.mark.parametrize("planner", PLANNERS, ids=name_of)
+def test_plans_are_made_priced_and_explained(planner: Planner, subtests: pytest.Subtests) -> None:
+    """Each is priced; every second one is played and explained, the others for the next planner."""
+    for place, (on, at) in enumerate(EVERYWHERE, PLANNERS.index(planner)):
+        with subtests.test(profile=on, cluster=at):
+            profile, cluster = PROFILES[on], CLUSTERS[at]
+            plan = planner(profile, cluster)
+            assert math.isfinite(iteration_s(plan, profile, cluster))
+            if place % 2:
+                assert simulate(plan, profile, cluster, ranks="all").iteration_s >= 0
+                assert all(isinstance(one, str) for one in explain(plan, profile, cluster))
+                for row in message_rows(plan, profile, cluster):
+                    assert 0 <= float(str(row["fraction_hidden"])) <= 1 + ROUNDING
+
+
+@each("on, at", EVERYWHERE)
+def test_plans_of_all_planners_stand_side_by_side_with_their_figures(on: str, at: str) -> None:
+    profile, cluster = PROFILES[on], CLUSTERS[at]
     for row in alternatives(usbyte(profile, cluster), profile, cluster):
         assert float(str(row["speedup_vs_wfbp"])) > 0
-
-
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
-def test_rows_of_simulate_have_their_figures(profile: Profile, cluster: Cluster) -> None:
     case = ModelOnCluster(profile, cluster)
     case.run(names("planner"), tune=False)
     for row in case.rows():

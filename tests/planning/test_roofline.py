@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from scripts.catalogue.roofline import BYTE_RATE, FLOP_RATE, WINOGRAD, layers_of
+from tests.each import each
 
 
 class Tied(nn.Module):
@@ -45,7 +46,7 @@ def test_a_large_product_is_bound_by_flops_and_a_small_one_by_bytes() -> None:
     assert weights_s < small.ideal_s < 1.01 * weights_s
 
 
-@pytest.mark.parametrize(("stride", "share"), [(1, 1 / WINOGRAD), (2, 1.0)])
+@each("stride, share", [(1, 1 / WINOGRAD), (2, 1.0)])
 def test_winograd_counts_for_stride_one_only(stride: int, share: float) -> None:
     with torch.device("meta"):
         model = nn.Sequential(

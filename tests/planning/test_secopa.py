@@ -23,6 +23,7 @@ from gradwire.planning.planner.secopa import secopa
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
+from tests.each import each
 from tests.planning.profiles import profiles
 from tests.strategies import bounded
 
@@ -271,8 +272,8 @@ def test_messages_are_of_the_size_asked_for(profile: Profile, num_ranks: int) ->
     assert len(set.union(*small)) == len(small) if small else True
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
+@each(
+    "settings, words",
     [
         ({"compressor": "qsgd"}, "gradwire profile"),
         ({"collective": "allreduce"}, "collective of onebit must be 'casync_ps' or"),

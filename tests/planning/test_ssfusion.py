@@ -18,6 +18,7 @@ from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
+from tests.each import each
 from tests.laws.sim_laws import law_one_rank_stands_for_all
 from tests.planning.profiles import profiles
 from tests.strategies import bounded
@@ -115,7 +116,7 @@ def test_the_law_of_density(variant: str, profile: Profile, cluster: Cluster) ->
         law_one_rank_stands_for_all(simulate, plan, profile, cluster)
 
 
-@pytest.mark.parametrize("spoils", [uncompensated, dense_large])
+@each("spoils", [uncompensated, dense_large])
 def test_the_law_bites(spoils: Callable[[Plan], Plan]) -> None:
     plan = ssfusion(catalogue.load("bert_large"), cluster_of(num_ranks=64), variant="naive")
     law_of_density(plan, 0.001, 0.01)
@@ -136,7 +137,7 @@ def test_the_worked_example() -> None:
     assert found[0.045] == (0, 0.05)
 
 
-@pytest.mark.parametrize(("before_s", "num_dense"), [(0.0, 7), (0.0045, 4), (1.0, 0)])
+@each("before_s, num_dense", [(0.0, 7), (0.0045, 4), (1.0, 0)])
 def test_exclusion_ends_where_the_message_before_hides_it(before_s: float, num_dense: int) -> None:
     """Equation 2: of eight encodes of 1 ms as many are left as the message before takes.
 

@@ -6,7 +6,6 @@ import itertools
 import random
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.planning.tune import search_space, tune
+from tests.each import each
 from tests.planning.profiles import (
     TEN_GBIT,
     clusters,
@@ -49,7 +49,7 @@ def _brute_force_s(instance: Instance) -> float:
     return min(instance.iteration_s(instance.blocks(place)) for place in orders)
 
 
-@pytest.mark.parametrize(("num_layers", "num_instances"), [(3, 60), (5, 60), (6, 12)])
+@each("num_layers, num_instances", [(3, 60), (5, 60), (6, 12)])
 def test_within_5_percent_of_brute_force(num_layers: int, num_instances: int) -> None:
     draw = random.Random(num_layers)
     for _ in range(num_instances):
@@ -207,7 +207,7 @@ def test_under_the_papers_name_one_block_travels_and_nothing_is_merged() -> None
                 assert len({layer_of[chunk.tensor] for chunk in message.chunks}) == 1
 
 
-@pytest.mark.parametrize("rate", [TEN_GBIT, 10 * TEN_GBIT])
+@each("rate", [TEN_GBIT, 10 * TEN_GBIT])
 def test_400_layers_are_planned_in_seconds(rate: float) -> None:
     """It takes 0.3 CPU seconds; the bound leaves room for a busy machine, and none for 400**2."""
     profile, cluster = deep(400), Cluster(num_ranks=8, rate_bytes_per_s=rate)

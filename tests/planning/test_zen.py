@@ -20,6 +20,7 @@ from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.planners import LAWS
 from gradwire_lab.planning.explain import explain
 from gradwire_lab.planning.index_sets import unit_sparsity
+from tests.each import each
 from tests.planning.profiles import CODECS, exact_cluster
 
 ROWS, WIDTH = 2000, 32
@@ -68,8 +69,8 @@ def exchange_of(plan: Plan, tensor: str) -> str:
     return next(m.exchange for m in plan.messages if tensor in {c.tensor for c in m.chunks})
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("compressor", [None, "dgc"])
+@each("law", LAWS, ids=lambda law: law.__name__)
+@each("compressor", [None, "dgc"])
 def test_laws_with_a_measured_sparsity(law: object, compressor: str | None) -> None:
     for cluster in (SLOW, exact_cluster(), Cluster(num_ranks=1, rate_bytes_per_s=1e9)):
         law(zen, profile(compressor), cluster)  # type: ignore[operator]
@@ -131,7 +132,7 @@ def test_the_plan_can_be_simulated_and_waits_less_than_the_dense_one() -> None:
     assert own_s < 0.2 * dense_s
 
 
-@pytest.mark.parametrize("compressor", [None, "dgc"])
+@each("compressor", [None, "dgc"])
 def test_explained_in_words(compressor: str | None) -> None:
     told = explain(zen(profile(compressor), SLOW), profile(compressor), SLOW)
     about = [sentence for sentence in told if sentence.startswith("table: ")]

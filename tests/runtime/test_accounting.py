@@ -17,6 +17,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.local import drive
 from gradwire.runtime.step.figures import Recorder
 from gradwire_bench.report import density as report
+from tests.each import each
 from tests.laws.variable import above
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
@@ -49,7 +50,7 @@ def observed(rank: int, world: int, exchange: gw.Exchange, wrapped: bool = False
     return found
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+@each("wrapped", [False, True], ids=["module", "ddp"])
 def test_the_mean_of_topk_grows_denser_than_what_a_rank_selects(wrapped: bool, four: Ranks) -> None:
     found = four.run(observed, TOPK, wrapped)
     for rank, own in enumerate(found):
@@ -72,7 +73,7 @@ def test_the_mean_of_topk_grows_denser_than_what_a_rank_selects(wrapped: bool, f
         assert columns[0] == columns[1]
 
 
-@pytest.mark.parametrize(
+@each(
     "exchange",
     [
         gw.exchange_for(codecs.randomk(density=0.1)),

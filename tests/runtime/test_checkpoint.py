@@ -17,6 +17,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.error_feedback import ErrorFeedback, residuals
 from gradwire.runtime.state.checkpoint import Origin, collect, loaded, move
 from gradwire.runtime.step.messages import Message, ParamRange
+from tests.each import each
 from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
@@ -62,8 +63,7 @@ def resumed(rank: int, world: int, exchange: Exchange, wrapped: bool) -> tuple[s
     return whole, digest([*net.parameters(), *handle.residuals().values()]), handle.step
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
-@pytest.mark.parametrize("exchange", CHOSEN, ids=named)
+@each("exchange, wrapped", zip(CHOSEN, (False, True, False), strict=True))
 def test_a_resumed_run_is_the_uninterrupted_one(
     exchange: Exchange, wrapped: bool, two: Ranks
 ) -> None:
@@ -104,9 +104,7 @@ def counts(rank: int, world: int, collective: gw.Collective) -> None:
     assert all(bool((tensor == 3).all()) for tensor in found)
 
 
-@pytest.mark.parametrize(
-    "collective", [gw.collective.casync_ps(), gw.collective.allreduce()], ids=repr
-)
+@each("collective", [gw.collective.casync_ps(), gw.collective.allreduce()])
 def test_what_a_codec_keeps_is_saved_however_it_is_cut(
     collective: gw.Collective, two: Ranks
 ) -> None:
@@ -136,7 +134,7 @@ def test_what_is_kept_of_a_chunk_starts_afresh_among_other_ranks() -> None:
 KEEPING = (TOPK, ErrorFeedback(TOPK), gw.with_momentum_correction(gw.compress.topk(density=0.1)))
 
 
-@pytest.mark.parametrize("old", [*KEEPING, ErrorFeedback(KEEPING[2])], ids=named)
+@each("old", [*KEEPING, ErrorFeedback(KEEPING[2])], ids=named)
 def test_all_that_is_owed_moves_to_whatever_exchange_comes_next(old: Exchange) -> None:
     """Residuals are added up where the new exchange has fewer of them, however it cuts messages."""
     weights = [ParamRange.whole(name, torch.zeros(8, 5)) for name in ("one", "other")]
@@ -237,7 +235,7 @@ def pending(states: list[dict[str, Any]], name: str) -> torch.Tensor:
     return sum(s["params"][name]["residual_N"].double() for s in states) / len(states)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
+@each("old, new", [(4, 2), (2, 4)])
 def test_redistribution_keeps_what_is_pending(old: int, new: int, pools: dict[int, Ranks]) -> None:
     states = pools[old].run(train_and_save, TOPK)
     shared = gw.redistribute(states[::-1], new)
@@ -258,8 +256,8 @@ def of_weight(residual_N: torch.Tensor) -> dict[str, Any]:
     return {"weight": {"residual_N": residual_N}}
 
 
-@pytest.mark.parametrize(
-    ("states", "world_size", "said"),
+@each(
+    "states, world_size, said",
     [
         (lambda: [state_of(0)], 2, r"all 2 old ranks, got those of ranks \[0\]"),
         (lambda: [state_of(0), state_of(0)], 2, r"\[0, 0\]"),

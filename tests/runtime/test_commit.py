@@ -19,6 +19,7 @@ from gradwire.runtime.step.messages import Message, ParamRange
 from gradwire.runtime.step.report import Record, StepReport
 from gradwire.runtime.step.synchroniser import Synchroniser
 from gradwire.runtime.step.task_graph import Task
+from tests.each import each
 from tests.runtime.training import DENSE, TOPK
 
 WORLDS = (2, 3, 5, 6)
@@ -35,7 +36,7 @@ def test_a_record_is_the_same_behind_the_wire() -> None:
         assert Record.of(record.packed(), 2) == record
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@each("world", WORLDS)
 def test_a_parameter_that_one_rank_used_is_used_on_all(world: int) -> None:
     all_ranks = reports(world)
     texts = []
@@ -64,7 +65,7 @@ def answers(world: int, changed: dict[int, int]) -> list[RankFailed | None]:
     return drive([text(rank) for rank in range(world)]).results
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@each("world", WORLDS)
 def test_digests_of_all_ranks_are_compared_on_all(world: int) -> None:
     assert answers(world, {}) == [None] * world
     for odd, part in product(range(world), range(3)):
@@ -81,7 +82,7 @@ def messages(num: int, rank: int, world: int) -> list[Message]:
     ]
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@each("world", WORLDS)
 def test_all_ranks_know_every_ranks_norm_and_the_newcomer_that_rank_0_has_seen(world: int) -> None:
     all_ranks = reports(world)
     for rank, report in enumerate(all_ranks):
@@ -152,7 +153,7 @@ class Quiet:
     def begin_step(self, step: int, *, launched: int = 0) -> None: ...
 
 
-@pytest.mark.parametrize("num", [1, 2, 5])
+@each("num", [1, 2, 5])
 def test_a_step_is_confirmed_once_all_of_it_is_there(num: int) -> None:
     """Ranks confirm behind every message and report; until all of these end no step is whole."""
     engine, own = Quiet(), messages(num, 0, 3)
@@ -179,7 +180,7 @@ def test_a_step_is_confirmed_once_all_of_it_is_there(num: int) -> None:
     assert synchroniser.is_whole
 
 
-@pytest.mark.parametrize("scale", [1.0, 8.0])
+@each("scale", [1.0, 8.0])
 def test_a_message_waits_for_what_the_plan_says_and_for_who_looks_at_its_gradient(
     scale: float,
 ) -> None:

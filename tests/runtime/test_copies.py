@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import SGD
 
 import gradwire as gw
+from tests.each import each
 from tests.runtime import plans
 from tests.runtime.given import keywords
 from tests.runtime.late_means import LateMeans, Rig
@@ -65,8 +66,8 @@ def without(net: Net) -> dict[str, Any]:
     return {"exchange": DENSE}
 
 
-@pytest.mark.parametrize("settings", [without, overlapping])
-@pytest.mark.parametrize("made", COPIES)
+@each("settings", [without, overlapping])
+@each("made", COPIES)
 def test_copies_are_not_attached(
     made: Callable[[Any], Any], settings: Callable[[Net], dict[str, Any]]
 ) -> None:
@@ -100,7 +101,7 @@ class Stateful(Net):
         return {**vars(self), "note": "copied"}
 
 
-@pytest.mark.parametrize("made", COPIES)
+@each("made", COPIES)
 def test_hooks_and_state_of_the_users_own_are_copied(made: Callable[[Any], Any]) -> None:
     net = Stateful()
     before = net.register_forward_pre_hook(counted)
@@ -125,7 +126,7 @@ def test_two_attaches_of_parts_leave_each_others_hooks_out() -> None:
         handle.detach()
 
 
-@pytest.mark.parametrize("made", [copy.deepcopy, pickled])
+@each("made", [copy.deepcopy, pickled])
 def test_a_copy_of_the_optimizer_has_all_updates(made: Callable[[Any], Any]) -> None:
     left = []
     for arrivals in (None, LateMeans()):

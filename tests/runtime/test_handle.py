@@ -19,6 +19,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.trace.span import Trace
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.step.wire import give_back, in_background
+from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
@@ -59,8 +60,7 @@ def observed(
     return handle.stats(), handle.trace(), empty, sent
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
-@pytest.mark.parametrize("exchange", [DENSE, ONEBIT, TOPK], ids=named)
+@each("exchange, wrapped", [(DENSE, True), (ONEBIT, False), (TOPK, True)])
 def test_stats_and_trace(exchange: Exchange, wrapped: bool, two: Ranks) -> None:
     for rank, (stats, trace, empty, sent) in enumerate(two.run(observed, exchange, wrapped)):
         assert empty == Trace()
@@ -189,7 +189,7 @@ def detached(rank: int, world: int, wrapped: bool) -> None:
     assert len({digest([part]) for part in parts}) == 1
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+@each("wrapped", [False, True], ids=["module", "ddp"])
 def test_detach_leaves_the_model_as_it_was_and_attach_works_again(
     wrapped: bool, two: Ranks
 ) -> None:
@@ -247,7 +247,7 @@ def no_sync(rank: int, world: int, wrapped: bool) -> None:
     assert handle.step == 1
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+@each("wrapped", [False, True], ids=["module", "ddp"])
 def test_no_sync_leaves_gradients_local(wrapped: bool, two: Ranks) -> None:
     two.run(no_sync, wrapped)
 
@@ -279,7 +279,7 @@ def asked_of_the_model(rank: int, world: int, compiled: bool) -> None:
     assert not hasattr(model, "no_sync")
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@each("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 def test_loops_written_for_ddp_accumulate(compiled: bool, two: Ranks) -> None:
     two.run(asked_of_the_model, compiled)
@@ -313,7 +313,7 @@ def elsewhere(rank: int, world: int, exchange: Exchange, device: str) -> str:
     return digest([*net.parameters(), *handle.residuals().values()])
 
 
-@pytest.mark.parametrize(
+@each(
     "exchange", [DENSE, *map(exchange_for, (gw.compress.powersgd(), gw.compress.dgc()))], ids=named
 )
 def test_the_default_device_makes_no_difference(exchange: Exchange, two: Ranks) -> None:

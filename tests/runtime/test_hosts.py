@@ -24,6 +24,7 @@ from gradwire.exchange.two_level import with_hosts
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.wire import Circle, Routes
+from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import attached_to, device_mesh, mesh
 from tests.runtime.plans import drawn, through
@@ -89,7 +90,7 @@ def expected(exchange: Exchange) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda one: type(one).__name__)
+@each("exchange", EXCHANGES, ids=lambda one: type(one).__name__)
 def test_real_ranks_compute_what_one_process_does(four: Ranks, exchange: Exchange) -> None:
     want = expected(exchange)
     for found in four.run(means_of, exchange):
@@ -109,8 +110,7 @@ def trained(rank: int, world: int, num_hosts: int, exchange: Exchange, under_ddp
     return digest(model), losses[0], losses[-1]
 
 
-@pytest.mark.parametrize("under_ddp", [False, True])
-@pytest.mark.parametrize("num_hosts", [1, 2, 4])
+@each("num_hosts, under_ddp", [(1, True), (2, False), (2, True), (4, False)])
 def test_replicas_stay_equal(four: Ranks, num_hosts: int, under_ddp: bool) -> None:
     results = four.run(trained, num_hosts, ONEBIT, under_ddp)
     assert len({bits for bits, _, _ in results}) == 1
@@ -146,7 +146,7 @@ def variables(**given: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@pytest.mark.parametrize(("size", "place"), LAUNCHERS, ids=["torchrun", "slurm"])
+@each("size, place", LAUNCHERS, ids=["torchrun", "slurm"])
 def test_a_launcher_tells_the_hosts(four: Ranks, size: str, place: str) -> None:
     results = four.run(in_launchers_mesh, size, place)
     assert len({one for one, _ in results}) == 1
@@ -396,7 +396,7 @@ def loading(rank: int, world: int, states: list[Any], num_hosts: int) -> dict[st
     return owed_after(rank, world, states[rank], num_hosts)
 
 
-@pytest.mark.parametrize(("old", "new"), [(2, 4), (4, 2), (2, 1), (2, 2), (1, 2)])
+@each("old, new", [(2, 4), (4, 2), (2, 1), (2, 2), (1, 2)])
 def test_state_is_cut_again_for_other_hosts(four: Ranks, old: int, new: int) -> None:
     """What residuals will add to the mean is the same before and after, element by element."""
     before = four.run(saved_on_hosts, old)

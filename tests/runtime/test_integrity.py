@@ -27,6 +27,7 @@ from gradwire_bench.faults.faults_judge import judge
 from gradwire_bench.faults.faults_rank import DDP, HOSTS, OVERLAP
 from gradwire_bench.faults.faults_trial import Trials
 from gradwire_bench.faults.striking import flip
+from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.plans import planned
 from tests.runtime.ranks import Ranks
@@ -51,8 +52,8 @@ def on_device(tensor: Tensor) -> int:
     return int(digest_on_device(tensor))
 
 
-@pytest.mark.parametrize("digest_of", [lambda tensor: digests_of([tensor])[0], on_device])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@each("digest_of", [lambda tensor: digests_of([tensor])[0], on_device])
+@each("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_digest_is_of_the_bits_wherever_they_lie(
     dtype: torch.dtype, digest_of: Callable[[Tensor], int]
 ) -> None:
@@ -65,7 +66,7 @@ def test_a_digest_is_of_the_bits_wherever_they_lie(
         flip(within, place / (16 * values.element_size() // 2))
 
 
-@pytest.mark.parametrize("digest_of", [lambda tensor: digests_of([tensor])[0], on_device])
+@each("digest_of", [lambda tensor: digests_of([tensor])[0], on_device])
 def test_a_digest_tells_what_a_sum_and_a_xor_do_not(
     digest_of: Callable[[Tensor], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,8 +79,8 @@ def test_a_digest_tells_what_a_sum_and_a_xor_do_not(
         assert digest_of(other) != want
 
 
-@pytest.mark.parametrize(
-    ("told", "odd"),
+@each(
+    "told, odd",
     [
         ([[1], [1], [2]], (2,)),
         ([[1, 2], [1, 3], [1, 2], [1, 2]], (1,)),
@@ -185,8 +186,8 @@ def test_checks_change_no_bit_and_are_silent_where_all_is_well(two: Ranks) -> No
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize(
-    ("way", "what"),
+@each(
+    "way, what",
     [
         *((way, what) for way in WAYS[:-1] for what in ("parameter", "grad")),
         *((way, "optimizer") for way in ("plain", DDP)),
@@ -237,7 +238,7 @@ def test_what_is_compared_follows_from_the_step_alone() -> None:
     assert check.taken(1) == {}
 
 
-@pytest.mark.parametrize("world", [4, 6])
+@each("world", [4, 6])
 def test_a_rank_that_does_not_train_is_not_compared(world: int) -> None:
     given = [[7]] * (world - 1) + [None]
     refuse_other_bits(4, ["weight"], given)

@@ -11,6 +11,7 @@ from torch.distributed.algorithms.join import Join
 from torch.optim import SGD
 
 import gradwire as gw
+from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, TOPK, Net, batch, ddp, digest, momentum
@@ -58,7 +59,7 @@ def by_hand(world: int, divides: bool) -> list[Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("divides", [True, False])
+@each("divides", [True, False])
 def test_means_divide_as_asked(four: Ranks, divides: bool) -> None:
     found = four.run(joined, DENSE, divides)
     assert len({digest(params) for params in found}) == 1

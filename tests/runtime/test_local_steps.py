@@ -22,6 +22,7 @@ from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.local_steps.local_handle import Rhythm
 from gradwire.runtime.local_steps.local_steps import cut_into
 from gradwire.runtime.local_steps.outer import DILOCO
+from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
@@ -98,8 +99,8 @@ def trained(rank: int, world: int, rhythm: Rhythm, outer: Any) -> list[dict[str,
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("outer", [LOCAL_SGD, DILOCO], ids=["local_sgd", "diloco"])
-@pytest.mark.parametrize("rhythm", RHYTHMS, ids=lambda r: f"{r.every}-{r.fragments}-{r.delay}")
+@each("outer", [LOCAL_SGD, DILOCO], ids=["local_sgd", "diloco"])
+@each("rhythm", RHYTHMS, ids=lambda r: f"{r.every}-{r.fragments}-{r.delay}")
 def test_ranks_do_what_the_papers_say(rhythm: Rhythm, outer: Any, two: Ranks) -> None:
     anchors, *params = reference(2, rhythm, outer)
     for rank, (got_anchors, got_params) in enumerate(two.run(trained, rhythm, outer)):
@@ -121,10 +122,8 @@ def digests(rank: int, world: int, rhythm: Rhythm, exchange: Any) -> tuple[list[
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize(
-    "exchange", [FOUR_BITS, SPARSE, TWO_BITS], ids=["4 bits", "topk", "sparseloco"]
-)
-@pytest.mark.parametrize("rhythm", [RHYTHMS[0], RHYTHMS[3]], ids=["whole", "streaming"])
+@each("exchange", [FOUR_BITS, SPARSE, TWO_BITS], ids=["4 bits", "topk", "sparseloco"])
+@each("rhythm", [RHYTHMS[0], RHYTHMS[3]], ids=["whole", "streaming"])
 def test_anchors_have_the_same_bits_on_all_ranks(rhythm: Rhythm, exchange: Any, two: Ranks) -> None:
     (seen, before, end), (other_seen, other_before, other_end) = two.run(digests, rhythm, exchange)
     assert seen == other_seen
@@ -350,8 +349,8 @@ def told(rank: int, world: int, settings: Sequence[dict[str, Any]]) -> str:
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize(
-    ("other", "said"),
+@each(
+    "other, said",
     [
         ({"every": 5}, "every is 4 against 5"),
         ({"outer": LOCAL_SGD}, "outer is"),
@@ -408,7 +407,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "said"), MISTAKES, ids=[said for _, said in MISTAKES])
+@each("settings, said", MISTAKES, ids=[said for _, said in MISTAKES])
 def test_mistakes_are_named(settings: dict[str, Any], said: str) -> None:
     net = Net()
     with pytest.raises(InvalidSetting, match=said):
@@ -569,7 +568,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@each("damage", DAMAGES)
 def test_a_damaged_state_is_refused_and_nothing_is_loaded(damage: str) -> None:
     change, said = DAMAGES[damage]
     handle, _ = alone()

@@ -12,6 +12,7 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
+from tests.each import each
 from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import TOPK, Net, adamw, ddp, train
@@ -109,7 +110,7 @@ def test_writers_and_runs_get_the_same_names() -> None:
     assert run.rows[0]["gradwire/step"] == 2
 
 
-@pytest.mark.parametrize("to", [logging.getLogger("x"), 7, "runs", print, lambda step: None])
+@each("to", [logging.getLogger("x"), 7, "runs", print, lambda step: None])
 def test_what_takes_no_rows_is_refused(to: Any) -> None:
     _, handle = alone()
     if to is not print:

@@ -26,6 +26,7 @@ from gradwire.runtime.setup.settings import tables
 from gradwire.runtime.state.checkpoint import Origin, collect, loaded
 from gradwire.runtime.step.messages import Message, ParamRange
 from gradwire_lab.laws.tolerance import same_bits
+from tests.each import each
 
 codecs, together = gw.compress, gw.collective
 WORLD = 2
@@ -311,13 +312,13 @@ def kind(given: Any) -> str:
     return type(given).__name__
 
 
-@pytest.mark.parametrize("given", [None, 3, "x", {}, [None], [[]], Odd(), torch.zeros(2)], ids=kind)
+@each("given", [None, 3, "x", {}, [None], [[]], Odd(), torch.zeros(2)], ids=kind)
 def test_what_is_no_list_of_states_is_refused(given: Any) -> None:
     with pytest.raises(InvalidSetting, match="; "):
         gw.redistribute(given, 2)
 
 
-@pytest.mark.parametrize("world_size", [0, 1.5, True, "2", None, torch.tensor(2)], ids=kind)
+@each("world_size", [0, 1.5, True, "2", None, torch.tensor(2)], ids=kind)
 def test_a_world_of_no_size_is_refused(world_size: Any) -> None:
     with pytest.raises(InvalidSetting, match="world_size must be a whole number, at least 1"):
         gw.redistribute(saved(trained(EXCHANGES["topk"])), world_size)

@@ -14,6 +14,7 @@ from gradwire.contract.registry import load
 from gradwire.contract.scratch import passing, passing_bytes
 from gradwire.runtime.step.figures import KINDS
 from gradwire_lab.algorithm_page import bytes_an_element
+from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 
@@ -43,7 +44,7 @@ def exchange_of(name: str) -> gw.Exchange:
     return gw.with_error_feedback(pair) if made.traits.error_feedback else pair
 
 
-@pytest.mark.parametrize("name", MOST)
+@each("name", MOST)
 def test_an_exchange_keeps_no_more_than_is_stated(name: str) -> None:
     found = bytes_an_element(exchange_of(name))
     assert sum(found.values()) <= MOST[name], found

@@ -20,6 +20,7 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.runtime.setup import versions
 from gradwire.runtime.setup.settings import resolve
+from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
@@ -135,7 +136,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@each("name", MISTAKES)
 def test_mistakes(name: str) -> None:
     make, parts = MISTAKES[name]
     with pytest.raises(ValueError) as raised:  # noqa: PT011
@@ -164,7 +165,7 @@ def test_a_second_attach() -> None:
     gw.attach(model, "onebit").detach()
 
 
-@pytest.mark.parametrize("what", ["attach", "state_dict", "load_state_dict", "detach"])
+@each("what", ["attach", "state_dict", "load_state_dict", "detach"])
 def test_not_during_backward(what: str) -> None:
     model, other = linear(), linear()
     handle = gw.attach(model, "topk")
@@ -334,7 +335,7 @@ def differ(rank: int, world: int, name: str) -> tuple[str, str]:
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("name", DIFFERENCES)
+@each("name", DIFFERENCES)
 def test_ranks_that_differ(name: str, two: Ranks) -> None:
     first, second = two.run(differ, name)
     assert first == second
@@ -368,8 +369,8 @@ def test_a_part_of_an_attached_model_is_attached_already() -> None:
     gw.attach(outer[0], DENSE).detach()
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
+@each(
+    "setting, value",
     [
         ("timeout", 30),
         ("trace_steps", -1),

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import RankFailed
+from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.models import (
     Frozen,
@@ -29,7 +30,6 @@ from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     CHOSEN,
     DENSE,
-    EXCHANGES,
     ONEBIT,
     SMALL_MB,
     TOPK,
@@ -79,20 +79,19 @@ MODELS = (Frozen, Tied, Mixed, OneParameter, OneElement, Recomputed, Empty, Stri
 
 def lossy(rank: int, world: int, make: Callable[[], nn.Module]) -> list[str]:
     found = []
-    for exchange in (ONEBIT, TOPK):
-        for wrapped in (False, True):
-            net = make()
-            model = ddp(net) if wrapped else net
-            handle = gw.attach(
-                model, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=everything)
-            )
-            train(model, adamw(model.parameters()), rank, range(4))
-            handle.detach()
-            found.append(digest(net))
+    for exchange, wrapped in ((ONEBIT, False), (TOPK, True)):
+        net = make()
+        model = ddp(net) if wrapped else net
+        handle = gw.attach(
+            model, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=everything)
+        )
+        train(model, adamw(model.parameters()), rank, range(4))
+        handle.detach()
+        found.append(digest(net))
     return found
 
 
-@pytest.mark.parametrize("make", MODELS)
+@each("make", MODELS)
 def test_replicas_of_awkward_models(make: Callable[[], nn.Module], two: Ranks) -> None:
     one, other = two.run(lossy, make)
     assert one == other
@@ -211,7 +210,7 @@ def overflow(rank: int, world: int, exchange: Exchange) -> str:
     return digest(net)
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES, ids=named)
+@each("exchange", CHOSEN, ids=named)
 def test_what_is_not_finite_reaches_all_ranks_and_no_residual(
     exchange: Exchange, two: Ranks
 ) -> None:
@@ -243,8 +242,7 @@ def scaled(rank: int, world: int, exchange: Exchange, wrapped: bool) -> tuple[li
     return scales, digest(net)
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
-@pytest.mark.parametrize("exchange", CHOSEN, ids=named)
+@each("exchange, wrapped", zip(CHOSEN, (False, True, False), strict=True))
 def test_grad_scaler_skips_the_same_step_on_all_ranks(
     exchange: Exchange, wrapped: bool, two: Ranks
 ) -> None:

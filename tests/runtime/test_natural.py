@@ -16,6 +16,7 @@ from gradwire.exchange import sparse_schemes
 from gradwire.exchange.natural import INNER
 from gradwire.runtime.setup.settings import tables
 from gradwire_lab.planning.zeros import measure_group_sparsity
+from tests.each import each
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, TOPK, ddp, digest, gradients
 
@@ -110,7 +111,7 @@ def parity(rank: int, world: int, wrapped: bool) -> tuple[str, list[dict[str, st
     return states, ways
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
+@each("wrapped", [False, True], ids=["module", "ddp"])
 def test_what_ddp_gives(wrapped: bool, two: Ranks) -> None:
     (one, ways), (other, other_ways) = two.run(parity, wrapped)
     assert one == other

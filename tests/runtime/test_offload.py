@@ -22,6 +22,7 @@ from gradwire.contract import Member
 from gradwire.exchange.error_feedback import TensorEncoder
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.runtime.device.streams import Offload, SideStream
+from tests.each import each
 from tests.runtime import late
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
@@ -191,7 +192,7 @@ def test_the_codec_is_given_host_memory_by_a_thread_of_its_own(late_two: Ranks) 
         assert {numel for numel, is_cpu, _ in given if not is_cpu} == {7 * 11}
 
 
-@pytest.mark.parametrize("sparsifier", ["topk", "dgc", "redsync"])
+@each("sparsifier", ["topk", "dgc", "redsync"])
 def test_what_is_not_finite_leaves_no_residual(sparsifier: str) -> None:
     exchange = gw.with_error_feedback(
         selective(sparsifier=sparsifier, density=0.1, num_dense=0, floor=0.1)

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from gradwire.errors import RankFailed
 from gradwire.runtime.overlap import overlap as overlap_module
+from tests.each import each
 from tests.runtime.gated_models import MODELS, Attention, Net
 from tests.runtime.late_means import LateMeans, Loop, Make, Rig, batches, run, same
 from tests.runtime.overlapped import (
@@ -41,23 +42,23 @@ from tests.runtime.overlapped import (
 )
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS)
-@pytest.mark.parametrize("loop", OVERLAPPED)
+@each("make", OPTIMIZERS)
+@each("loop", OVERLAPPED)
 def test_overlapped_loops(loop: Loop, make: Make) -> None:
     overlap = law(Net(), make, loop)
     assert overlap.num_overlapped >= NUM_STEPS - 1  # nothing follows the last
     assert not overlap.fallbacks
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("make", [momentum, adamw_groups])
+@each("model", MODELS)
+@each("make", [momentum, adamw_groups])
 def test_models(model: type[nn.Module], make: Make) -> None:
     assert law(model(), make, usual).num_overlapped == NUM_STEPS - 1
     assert law(model(), make, clipped).num_overlapped == 0
 
 
-@pytest.mark.parametrize("loop", FALLEN_BACK)
-@pytest.mark.parametrize("make", OPTIMIZERS)
+@each("loop", FALLEN_BACK)
+@each("make", OPTIMIZERS)
 def test_loops_that_fall_back(loop: Loop, make: Make) -> None:
     overlap = law(Net(), make, loop)
     assert overlap.fallbacks.total() == NUM_STEPS
@@ -148,8 +149,8 @@ def test_two_optimizers() -> None:
     assert overlap.fallbacks.total() == NUM_STEPS
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("make", [adamw_groups])
+@each("model", MODELS)
+@each("make", [adamw_groups])
 def test_evaluation_sees_updated_parameters(model: type[nn.Module], make: Make) -> None:
     overlap = law(model(), make, evaluating)
     assert overlap.num_overlapped == NUM_STEPS - 3
@@ -217,8 +218,8 @@ def never_settling(rig: Rig) -> None:
         rig.overlap._looked_at = lambda looker: None  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(
-    ("change", "loop"),
+@each(
+    "change, loop",
     [
         (with_rates_of_later, schedule_early),
         (never_settling, clipped),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import gradwire as gw
+from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import load_and_go_on, pending, resumed, train_and_save
@@ -17,7 +18,6 @@ pytestmark = pytest.mark.multi
 NAMES = ("randomk", "cltk", "deft", "oktopk", "spardl")
 POWER = gw.compress.powersgd(rank=2)
 CHOSEN = (*(getattr(gw.compress, name)(density=0.3) for name in NAMES), POWER)
-every_one = pytest.mark.parametrize("chosen", CHOSEN, ids=lambda made: type(made).__name__)
 
 
 def many_messages(rank: int, world: int, chosen: gw.Exchange, wrapped: bool) -> tuple[Any, ...]:
@@ -29,13 +29,12 @@ def many_messages(rank: int, world: int, chosen: gw.Exchange, wrapped: bool) -> 
     return digest(net.parameters()), losses, arrived
 
 
-@every_one
-@pytest.mark.parametrize(("world", "wrapped"), [(2, True), (4, False)], ids=["ddp", "module"])
+@each("place, chosen", enumerate(CHOSEN))
 def test_several_messages_train_the_same_model_everywhere(
-    chosen: gw.Exchange, world: int, wrapped: bool, request: pytest.FixtureRequest
+    place: int, chosen: gw.Exchange, pools: dict[int, Ranks]
 ) -> None:
-    ranks: Ranks = request.getfixturevalue({2: "two", 4: "four"}[world])
-    results = ranks.run(many_messages, chosen, wrapped)
+    """Two ranks under DDP and four of a module alone, by turns."""
+    results = pools[4 if place % 2 else 2].run(many_messages, chosen, place % 2 == 0)
     assert len({bits for bits, _, _ in results}) == 1
     for _, losses, selections in results:
         assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
@@ -71,14 +70,12 @@ def against_the_local_driver(rank: int, world: int, chosen: gw.Exchange) -> None
         torch.testing.assert_close(mean_N, results[0][0], **near)
 
 
-@every_one
+@each("chosen", CHOSEN)
 def test_real_ranks_compute_what_local_ranks_do(chosen: gw.Exchange, four: Ranks) -> None:
     four.run(against_the_local_driver, chosen)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "wrapped"), [*((one, False) for one in CHOSEN), (CHOSEN[2], True), (POWER, True)]
-)
+@each("chosen, wrapped", [*((one, False) for one in CHOSEN), (CHOSEN[2], True), (POWER, True)])
 def test_a_resumed_run_is_the_uninterrupted_one(
     chosen: gw.Exchange, wrapped: bool, two: Ranks
 ) -> None:
@@ -86,7 +83,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(
         assert again == whole
 
 
-@pytest.mark.parametrize("chosen", [*CHOSEN[2:4], POWER], ids=["deft", "oktopk", "powersgd"])
+@each("chosen", [*CHOSEN[2:4], POWER], ids=["deft", "oktopk", "powersgd"])
 def test_another_number_of_ranks_goes_on_with_other_layers(
     chosen: gw.Exchange, two: Ranks, four: Ranks
 ) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.runtime.overlap.pending import PendingGrad, PendingPass, pending, stands_for
+from tests.each import each
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -45,7 +46,7 @@ def stage() -> Stage:
     return Stage()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each("dtype", DTYPES)
 def test_a_parameter_of_any_dtype_takes_it_and_gives_it_back(dtype: torch.dtype) -> None:
     stage = Stage(dtype)
     gc.collect()
@@ -112,7 +113,7 @@ LOOKS: dict[str, Callable[[Stage], Any]] = {
 }
 
 
-@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
+@each("look", LOOKS.values(), ids=[*LOOKS])
 def test_a_look_at_values_settles_first(look: Callable[[Stage], Any]) -> None:
     stage = Stage()
     given = look(stage)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from gradwire.errors import RankFailed
+from tests.each import each
 from tests.runtime.between_steps import (
     BETWEEN,
     averaged,
@@ -26,8 +27,8 @@ from tests.runtime.overlapped import NUM_STEPS, OPTIMIZERS, law, loss_of, moment
 from tests.runtime.test_overlap_gates import begin
 
 
-@pytest.mark.parametrize("loop", BETWEEN)
-@pytest.mark.parametrize("make", OPTIMIZERS)
+@each("loop", BETWEEN)
+@each("make", OPTIMIZERS)
 def test_weights_between_steps_have_all_updates(loop: Loop, make: Make) -> None:
     overlap = law(Net(), make, loop)
     assert overlap.fallbacks.total() == NUM_STEPS
@@ -40,7 +41,7 @@ def without_stand_ins(rig: Rig) -> None:
         rig.overlap._pending_class = nn.Parameter
 
 
-@pytest.mark.parametrize("loop", [averaged, averaged_at_once, clamped, copied])
+@each("loop", [averaged, averaged_at_once, clamped, copied])
 def test_missing_stand_ins_are_found(loop: Loop) -> None:
     expected, _ = run(Net(), momentum, loop, None)
     found, _ = run(Net(), momentum, loop, LateMeans(), change=without_stand_ins)
@@ -151,7 +152,7 @@ LOOKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
+@each("look", LOOKS.values(), ids=[*LOOKS])
 def test_a_look_at_a_parameter_makes_its_update(look: Any) -> None:
     model = Net()
     assert settles_at(model, lambda model: look(model.last.weight)) == 1

@@ -11,6 +11,7 @@ import pytest
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.runtime.local_steps.period import FIRST, LEAST, MOST, ChosenGap, shortest
+from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, adamw, digest, train
@@ -42,7 +43,7 @@ def by_itself(rank: int, world: int, slow_s: float, fragments: int) -> tuple[lis
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("fragments", [1, 2])
+@each("fragments", [1, 2])
 def test_a_period_is_chosen_by_what_exchanges_take(fragments: int, two: Ranks) -> None:
     (periods, bits, again), (others, their_bits, _) = two.run(by_itself, 0.05, fragments)
     assert periods == others
@@ -75,8 +76,8 @@ def loaded(rank: int, world: int, gaps: Sequence[Any]) -> str:
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize(
-    ("gaps", "said"),
+@each(
+    "gaps, said",
     [
         ((7, 7), ("loaded 7", "loaded 7")),
         ((7, 9), ("local steps between two exchanges",) * 2),

@@ -20,6 +20,7 @@ from gradwire.runtime.pilot import _measuring
 from gradwire.runtime.pilot._measuring import median_codecs
 from gradwire.runtime.pilot._planning import MOST_FACTOR, Proposal, link_factor, proposal, words_of
 from gradwire_lab.laws.inputs import profile_of
+from tests.each import each
 from tests.planning.test_auto import MBIT, cluster_of
 
 PROFILE = catalogue.load("lstm")
@@ -34,8 +35,8 @@ def dense_s(cluster: Cluster) -> float:
     return iteration_s(ddp(PROFILE, cluster), PROFILE, cluster)
 
 
-@pytest.mark.parametrize("factor", [0.5, 0.8, 1.5, 3.0])
-@pytest.mark.parametrize("cluster", [measured(), cluster_of()], ids=["measured", "by formula"])
+@each("factor", [0.5, 0.8, 1.5, 3.0])
+@each("cluster", [measured(), cluster_of()], ids=["measured", "by formula"])
 def test_links_are_as_slow_as_dense_steps_say(cluster: Cluster, factor: float) -> None:
     """As where the rate was measured in a bad moment: 293 Mbit/s on a link of 500."""
     taken_s = dense_s(cluster.slower(factor))
@@ -51,7 +52,7 @@ def test_a_plan_is_made_for_links_as_dense_steps_say() -> None:
     assert made.predicted_s == pytest.approx(corrected.predicted_s, rel=2e-3)
 
 
-@pytest.mark.parametrize("share", [0.97, 1.0, 1.03, 0.01, 2 * MOST_FACTOR])
+@each("share", [0.97, 1.0, 1.03, 0.01, 2 * MOST_FACTOR])
 def test_links_stay_as_measured_where_that_is_near_enough_or_no_factor_explains_it(
     share: float,
 ) -> None:

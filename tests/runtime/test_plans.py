@@ -15,6 +15,7 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
+from tests.each import each
 from tests.runtime import plans
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
@@ -151,7 +152,7 @@ def resumed(rank: int, world: int, plan: Plan) -> tuple[str, str, str]:
     return digest(whole), digest(parts), str(state["handle"]["algorithm"])
 
 
-@pytest.mark.parametrize(
+@each(
     "plan",
     [
         plans.through(plans.drawn(2), "lossy", LOSSY),

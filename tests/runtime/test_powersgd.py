@@ -14,6 +14,7 @@ from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.planning.data.cluster import CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.models import Branches
 from tests.runtime.plans import CLUSTER, profile_of_model
@@ -168,7 +169,7 @@ def test_a_plan_that_cuts_a_matrix_is_refused_by_all_who_read_it() -> None:
         gw.simulate(plan, profile_of_model(net), CLUSTER)
 
 
-@pytest.mark.parametrize("ranks_shown", ["one", "all"])
+@each("ranks_shown", ["one", "all"])
 def test_the_simulator_counts_all_that_happens_one_after_the_other(ranks_shown: Any) -> None:
     model = nn.Linear(50, 30, bias=False)
     profile = profile_of_model(nn.Sequential(model))

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.runtime.step.messages import as_complex, as_reals, grad_as_reals
+from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 
@@ -130,12 +131,12 @@ def compressed(rank: int, world: int, name: str, on_ddp: bool) -> list[bool]:
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize(("name", "on_ddp"), [("topk", False), ("int8", True), ("powersgd", False)])
+@each("name, on_ddp", [("topk", False), ("int8", True), ("powersgd", False)])
 def test_compressed_they_resume_with_the_same_bits(two: Ranks, name: str, on_ddp: bool) -> None:
     assert two.run(compressed, name, on_ddp) == [[True] * 3] * 2
 
 
-@pytest.mark.parametrize("name", ["matrix", "transposed", "vector", "scalar"])
+@each("name", ["matrix", "transposed", "vector", "scalar"])
 def test_reals_are_views_and_go_back(name: str) -> None:
     param = getattr(Waves(), name)
     reals = as_reals(param)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
@@ -50,7 +51,7 @@ def trained(rank: int, world: int, exchange: Any, shrinks: bool, breaks: bool) -
     return digest(net), digest([owed[name] for name in sorted(owed)])
 
 
-@pytest.mark.parametrize(("exchange", "shrinks"), [(DENSE, False), (TOPK, True)])
+@each("exchange, shrinks", [(DENSE, False), (TOPK, True)])
 def test_a_run_with_retries_has_the_bits_of_one_without(
     two: Ranks, exchange: Any, shrinks: bool
 ) -> None:

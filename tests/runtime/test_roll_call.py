@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from gradwire.errors import ExitCode
 from gradwire.runtime.failure.blame import alarm_of
 from gradwire.runtime.failure.roll_call import Reach, RollCall, _Way, _way_to
+from tests.each import each
 
 WORLD = 4
 HERE, CUT, ENDED, MUTE = Reach.ANSWERS, Reach.CUT, Reach.ENDED, Reach.MUTE
@@ -105,8 +106,8 @@ def test_a_door_is_at_one_address(ranks: list[RollCall]) -> None:
     assert own == ["127.0.0.1"] * WORLD
 
 
-@pytest.mark.parametrize(
-    ("shown", "at"),
+@each(
+    "shown, at",
     [({"127.0.0.2"}, "127.0.0.2"), ({"127.0.0.2", "127.0.0.3"}, "0.0.0.0"), (set(), "127.0.0.1")],
 )
 def test_a_rank_beside_the_store_is_where_others_see_the_store(shown: set[str], at: str) -> None:
@@ -118,8 +119,8 @@ def test_a_rank_beside_the_store_is_where_others_see_the_store(shown: set[str], 
     one.close()
 
 
-@pytest.mark.parametrize(
-    ("rank", "silent", "reach", "store_lost", "named", "text", "code"),
+@each(
+    "rank, silent, reach, store_lost, named, text, code",
     [
         (0, (2,), {1: HERE, 2: ENDED, 3: HERE}, False, (2,), "process has ended", 75),
         (0, (2,), {1: HERE, 2: MUTE, 3: HERE}, False, (2,), "is stopped", 75),

@@ -17,6 +17,7 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire_lab.planning.zeros import measure_sparsity
+from tests.each import each
 from tests.runtime.models import Words, sparse_rows
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import ddp, digest
@@ -125,8 +126,8 @@ def profile_of(net: Words, *, compressor: str | None = None, often: bool = False
     return made.with_sparsity(found)
 
 
-@pytest.mark.parametrize("often", [False, True])
-@pytest.mark.parametrize("compressor", [None, "topk"])
+@each("often", [False, True])
+@each("compressor", [None, "topk"])
 def test_zen_plans_what_attach_carries(compressor: str | None, often: bool) -> None:
     """However many rows there are, and whatever the other gradients are compressed with."""
     plan = gw.plan("zen", profile_of(Words(), compressor=compressor, often=often), TWO)
@@ -143,7 +144,7 @@ def by_plan(rank: int, world: int, text: str) -> tuple[str, list[set[str]]]:
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("scheme", ["allgather_sparse", "zen", "sparse_ps", "sparse_ps_broadcast"])
+@each("scheme", ["allgather_sparse", "zen", "sparse_ps", "sparse_ps_broadcast"])
 def test_rows_take_the_way_that_a_plan_names(scheme: str, two: Ranks) -> None:
     net = Words()
     net.last.requires_grad_(False)

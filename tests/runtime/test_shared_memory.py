@@ -14,6 +14,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Compute, Steps
 from gradwire.runtime.step.engine import COMPUTE
 from gradwire.runtime.step.task_graph import Task
+from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, ONEBIT, loss_of
@@ -66,7 +67,7 @@ class Joined(nn.Module):
         return torch.cat([self.top, self.low]) + late
 
 
-@pytest.mark.parametrize("cap_mb", [None, 1e-6], ids=["fused", "apart"])
+@each("cap_mb", [None, 1e-6], ids=["fused", "apart"])
 def test_a_mean_is_not_written_where_the_backward_pass_still_reads(cap_mb: float | None) -> None:
     net, x = Joined(), torch.randn(8, 4)
     handle = gw.attach(
@@ -125,8 +126,8 @@ def held(rank: int, world: int, exchange: Exchange, to_none: bool) -> bool:
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("exchange", [DENSE, ONEBIT], ids=["dense", "onebit"])
-@pytest.mark.parametrize("to_none", [True, False])
+@each("exchange", [DENSE, ONEBIT], ids=["dense", "onebit"])
+@each("to_none", [True, False])
 def test_what_is_held_of_a_gradient_is_as_in_plain_training(
     exchange: Exchange, to_none: bool, two: Ranks
 ) -> None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradwire.runtime.overlap.stepping import SEPARABLE, LayerwiseStep, replace_step
+from tests.each import each
 from tests.runtime.late_means import same
 
 SHAPES = [(7, 5), (9,), (1,), (16, 3), (4, 4), (33,), (2, 8), (5,)]
@@ -133,14 +134,14 @@ def in_parts(
     return {"params": [p.detach() for p in params], "state": optimizer.state_dict()}
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_parts_make_the_whole_step(case: str) -> None:
     expected = whole(case)
     for seed in range(3):
         assert same(in_parts(case, seed), expected)
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_a_step_writes_nothing_into_groups(case: str) -> None:
     params, optimizer = build(case)
     before = [dict(group) for group in optimizer.param_groups]
@@ -161,7 +162,7 @@ def test_every_class_of_torch_optim_is_known() -> None:
     assert {kind.__name__ for kind, _ in CASES.values()} == SEPARABLE
 
 
-@pytest.mark.parametrize("case", ["SGD momentum", "SGD tensor rate", "Adam fused"])
+@each("case", ["SGD momentum", "SGD tensor rate", "Adam fused"])
 def test_the_law_bites(case: str) -> None:
     def twice(stepper: LayerwiseStep, asked: Any, part: list[nn.Parameter]) -> None:
         stepper.apply(asked, [*part, part[0]][-1:])
@@ -235,7 +236,7 @@ REFUSED: dict[str, tuple[Callable[[], Optimizer], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each("name", REFUSED)
 def test_what_cannot_be_cut_is_refused_with_its_reason(name: str) -> None:
     make, reason = REFUSED[name]
     assert reason in str(LayerwiseStep(make()).refusal())
@@ -263,7 +264,7 @@ def test_step_is_replaced_and_put_back() -> None:
     assert optimizer.step == before
 
 
-@pytest.mark.parametrize("early", [False, True])
+@each("early", [False, True])
 def test_schedulers_and_replaced_steps_go_together(early: bool) -> None:
     param = one()
     optimizer = optim.SGD([param], lr=1.0)

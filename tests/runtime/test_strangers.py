@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations, prune
 
 import gradwire as gw
 from gradwire.errors import ExitCode, LoopMistake
+from tests.each import each
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, batch, ddp, digest, loss_of, momentum, train
 
@@ -83,7 +84,7 @@ USES = [
 ]
 
 
-@pytest.mark.parametrize(("change", "use"), USES)
+@each("change, use", USES)
 def test_the_next_backward_pass_names_a_stranger(
     change: Callable[[Net], None], use: Callable[[Net], Tensor]
 ) -> None:
@@ -96,7 +97,7 @@ def test_the_next_backward_pass_names_a_stranger(
     handle.detach()
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@each("change", CHANGES)
 def test_attach_after_the_change_is_right(change: Callable[[Net], None]) -> None:
     net = Net()
     handle = gw.attach(net, DENSE)
@@ -126,7 +127,7 @@ def frozen_more(net: Net) -> None:
     net.extra = nn.Linear(2, 2).requires_grad_(False)
 
 
-@pytest.mark.parametrize("change", [pruned, spectral, taken_away, frozen_more])
+@each("change", [pruned, spectral, taken_away, frozen_more])
 def test_a_change_without_strangers_goes_on(change: Callable[[Net], None]) -> None:
     net, plain = Net(), Net()
     handle = gw.attach(net, DENSE)
@@ -236,8 +237,8 @@ class Wide(nn.Module):
         return torch.stack([*self.rows, *self.named.values()]).sum(0) * x  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
+@each(
+    "change, name",
     [
         (lambda m: m.rows.append(nn.Parameter(torch.ones(3))), r"rows\.3"),
         (lambda m: m.rows.__setitem__(1, nn.Parameter(torch.ones(3))), r"rows\.1"),

@@ -10,6 +10,7 @@ from torch import nn
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import exchange_for
+from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.models import Branches
 from tests.runtime.ranks import Ranks
@@ -66,7 +67,7 @@ def never_used(rank: int, world: int, exchange: Exchange) -> tuple[bool, str]:
     return untouched and digest(model.left.parameters()) == before, digest(model)
 
 
-@pytest.mark.parametrize("exchange", [TOPK, ONEBIT], ids=["topk", "onebit"])
+@each("exchange", [TOPK, ONEBIT], ids=["topk", "onebit"])
 def test_what_no_rank_ever_uses_is_never_touched(exchange: Exchange, two: Ranks) -> None:
     (untouched, one), (also, other) = two.run(never_used, exchange)
     assert untouched
@@ -81,7 +82,7 @@ def one_sided(rank: int, world: int, exchange: Exchange) -> str:
     return digest(model)
 
 
-@pytest.mark.parametrize("exchange", [ONEBIT, TOPK], ids=named)
+@each("exchange", [ONEBIT, TOPK], ids=named)
 def test_use_on_some_ranks_only(exchange: Exchange, four: Ranks) -> None:
     assert len(set(four.run(one_sided, exchange))) == 1
 

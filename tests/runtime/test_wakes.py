@@ -14,6 +14,7 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.step.engine import Driver
 from gradwire.runtime.step.task_graph import Task, TaskManager
 from gradwire.runtime.step.wire import Circle, Routes
+from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, ONEBIT, SMALL_MB, Net, momentum, named, train
@@ -46,7 +47,7 @@ def queued(rank: int, world: int, exchange: Exchange) -> tuple[Counter[str], int
     return found, len(handle.synchroniser.messages)
 
 
-@pytest.mark.parametrize("exchange", [DENSE, ONEBIT], ids=named)
+@each("exchange", [DENSE, ONEBIT], ids=named)
 def test_no_lane_is_woken_up_to_wait_for_the_network_or_to_scatter(
     exchange: Exchange, two: Ranks
 ) -> None:

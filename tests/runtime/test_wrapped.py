@@ -13,6 +13,7 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange.local import drive
 from gradwire.runtime.step.messages import Message, ParamRange
+from tests.each import each
 from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import SAVED_AT, resumed
@@ -41,13 +42,13 @@ def sgd(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), lr=0.05)
 
 
-@pytest.mark.parametrize("exchange", WRAPPED, ids=named)
+@each("exchange", WRAPPED, ids=named)
 def test_attach_is_run_local(exchange: Exchange, two: Ranks) -> None:
     check(two, exchange)
 
 
-@pytest.mark.parametrize(
-    ("exchange", "wrapped"),
+@each(
+    "exchange, wrapped",
     [(DGC, False), *((one, place % 2 == 0) for place, one in enumerate((DGC, MEASURED, *ADAPTED)))],
     ids=lambda one: ("module", "ddp")[one] if isinstance(one, bool) else named(one),
 )
@@ -90,7 +91,7 @@ def adapted(
     return handle.state_dict(), chosen if states is None else loaded, digest(net)
 
 
-@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
+@each("old, new", [(4, 2), (2, 4)])
 def test_other_ranks_go_on_with_the_settings_of_each_layer(
     old: int, new: int, pools: dict[int, Ranks]
 ) -> None:
@@ -110,7 +111,7 @@ def _steps(message: Message) -> tuple[torch.Tensor, ...]:
     return getattr(message.state, "step_T", ())
 
 
-@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
+@each("old, new", [(4, 2), (2, 4)])
 def test_other_ranks_and_messages_go_on_with_the_same_mean_momentum(
     old: int, new: int, pools: dict[int, Ranks]
 ) -> None:

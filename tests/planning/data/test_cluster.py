@@ -10,6 +10,7 @@ import pytest
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.cluster import VERBS, Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
+from tests.each import each
 
 
 def test_a_ring_at_8_nodes_costs_the_papers_latency_and_the_links_rate() -> None:
@@ -98,8 +99,8 @@ def test_scaling_of_a_stated_cluster_and_what_cannot_be_scaled() -> None:
         flat.scaled(num_ranks=8)
 
 
-@pytest.mark.parametrize(
-    ("entry", "value", "words"),
+@each(
+    "entry, value, words",
     [
         ("num_ranks", 0, "num_ranks"),
         ("rate_bytes_per_s", 0.0, "rate_bytes_per_s"),

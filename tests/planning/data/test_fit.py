@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.fit import LineFit, fit_line, student_t
+from tests.each import each
 
 SIZES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
 
@@ -25,7 +26,7 @@ def test_the_fit_finds_what_exact_times_were_made_of(alpha_s: float, slope: floa
     assert found.seconds(10**6) == found.alpha_s + found.per_unit_s * 10**6
 
 
-@pytest.mark.parametrize("num_repeats", [1, 4])
+@each("num_repeats", [1, 4])
 def test_the_intervals_hold_the_truth_in_95_percent(num_repeats: int) -> None:
     """Of 2000 made-up measurements; the binomial's three sigma about 95 % are 1.5 %."""
     noise = random.Random(7)
@@ -52,8 +53,8 @@ def test_noise_ends_in_the_residual() -> None:
     assert found.per_unit_s == pytest.approx(1e-8, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    ("samples", "expected"),
+@each(
+    "samples, expected",
     [
         # Falls with the size: no slope; and steeper than through the origin: no alpha.
         ([(10, 2.0), (20, 1.0), (30, 1.0)], (None, 0.0)),
@@ -78,7 +79,7 @@ def _relative_error(line: LineFit, samples: list[tuple[int, float]]) -> float:
     return sum((line.seconds(size) / seconds - 1) ** 2 for size, seconds in samples)
 
 
-@pytest.mark.parametrize(
+@each(
     "samples",
     [
         [],
@@ -96,7 +97,7 @@ def test_what_determines_no_line_is_refused(samples: list[tuple[int, float]]) ->
         fit_line(samples)
 
 
-@pytest.mark.parametrize("size", [0, 64])
+@each("size", [0, 64])
 def test_samples_of_one_size_tell_no_slope(size: int) -> None:
     line = LineFit(alpha_s=1.0, per_unit_s=0.5, samples=((size, 2.0), (size, 3.0)))
     assert line.tail_s == 0.5
@@ -109,9 +110,7 @@ def test_a_fit_survives_its_json() -> None:
     assert found.seconds(0) == 0
 
 
-@pytest.mark.parametrize(
-    ("freedom", "exact"), [(1, 12.7062), (4, 2.7764), (5, 2.5706), (9, 2.2622), (60, 2.0003)]
-)
+@each("freedom, exact", [(1, 12.7062), (4, 2.7764), (5, 2.5706), (9, 2.2622), (60, 2.0003)])
 def test_student_t(freedom: int, exact: float) -> None:
     """The exact values are those of any table of the distribution."""
     assert student_t(freedom) == pytest.approx(exact, rel=1e-3)

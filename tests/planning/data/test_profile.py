@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.profile import Layer, Measurement, Profile, ProfiledTensor
+from tests.each import each
 
 PROFILE = Profile(
     model="small",
@@ -71,8 +72,8 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
 NAN, INFINITY = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize(
-    ("entry", "value", "words"),
+@each(
+    "entry, value, words",
     [
         ("schema_version", 2, r"schema_version: .*got 2 \(schema 1 is accepted\)"),
         ("schema_version", "1", r"schema_version: .*got '1'"),
@@ -108,8 +109,8 @@ def _without(entry: str) -> str:
     return json.dumps(data)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
+@each(
+    "text, words",
     [
         ("", "the whole: it is empty"),
         (" \n", "the whole: it is empty"),

@@ -33,6 +33,7 @@ from gradwire.planning.data.sparsity import (
 )
 from gradwire_lab.exchange.sparse_schemes import sparcml_cost, sparse_ps_cost
 from gradwire_lab.planning.index_sets import unit_sparsity
+from tests.each import each
 from tests.strategies import bounded
 
 RATE = 1e8
@@ -59,7 +60,7 @@ def setting(
 GAMMAS = {2: 1.7, 4: 2.8, 8: 4.4, 16: 6.5}
 
 
-@pytest.mark.parametrize("world", [2, 4, 8, 16])
+@each("world", [2, 4, 8, 16])
 def test_equation_2_is_sparcml(world: int) -> None:
     at = setting(0.001, GAMMAS, world)
     rounds = world.bit_length() - 1
@@ -68,7 +69,7 @@ def test_equation_2_is_sparcml(world: int) -> None:
     assert sparcml_cost(at).seconds == pytest.approx(expected_s, rel=1e-3)
 
 
-@pytest.mark.parametrize("world", [2, 4, 8, 16])
+@each("world", [2, 4, 8, 16])
 def test_equation_1_is_zen_but_for_its_bitmap_and_its_imbalance(world: int) -> None:
     """Few enough units that coordinates are the smallest form, as the paper assumes."""
     at = setting(0.001, GAMMAS, world)
@@ -108,7 +109,7 @@ def test_predicted_bytes_are_those_sent(world: int, seed: int) -> None:
         assert predicted == pytest.approx(max(sent), rel=0.25), name
 
 
-@pytest.mark.parametrize("world", [4, 8, 16])
+@each("world", [4, 8, 16])
 def test_servers_of_uneven_ranges_cost_what_the_busiest_carries(world: int) -> None:
     """Zipf's law: ranks share most where they have most, so a sum is less skewed than its terms."""
     numel, draw = 20_000, np.random.default_rng(0)

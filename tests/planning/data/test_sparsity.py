@@ -17,10 +17,11 @@ from gradwire.planning.data.sparsity import (
     TensorSparsity,
     UnitSparsity,
 )
+from tests.each import each
 
 
-@pytest.mark.parametrize(
-    ("field", "kept"),
+@each(
+    "field, kept",
     [
         ("densification", [Densification(ranks=2, ratio=1.5)] * 2),
         ("skewness", [Skewness(parts=n, ratio=1.0) for n in (4, 2)]),
@@ -43,8 +44,8 @@ def profile_text(**changed: Any) -> str:
     return json.dumps({"source": "made up", "num_gradients": 2, "tensors": [tensor]})
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
+@each(
+    "changed, words",
     [
         ({"density": float("nan")}, r"tensors.0 \('table'\).units.density"),
         ({"density": -0.1}, r"units.density: .*greater than or equal to 0"),

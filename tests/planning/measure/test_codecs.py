@@ -14,6 +14,7 @@ from gradwire.planning.measure import codecs
 from gradwire.planning.measure.codecs import measure_codecs
 from gradwire.planning.measure.layers import no_progress
 from gradwire.planning.simulation.timeline import simulate_exchange
+from tests.each import each
 
 SIZES = (256, 1024, 2**18)
 
@@ -45,7 +46,7 @@ def test_every_compressor_has_its_lines() -> None:
 ALL = [load("compress", name)() for name in names("compress")]
 
 
-@pytest.mark.parametrize("codec", [a for a in ALL if isinstance(a, Compressor)], ids=repr)
+@each("codec", [a for a in ALL if isinstance(a, Compressor)])
 def test_error_feedback_is_measured_where_the_trait_asks_for_it(codec: Compressor) -> None:
     measured = codecs._Codec(codec, 1000, 4)
     measured.source_N.mul_(1000)  # large enough for any threshold
@@ -60,7 +61,7 @@ def test_error_feedback_is_measured_where_the_trait_asks_for_it(codec: Compresso
     assert bool(measured.sum_N.any())
 
 
-@pytest.mark.parametrize("exchange", [a for a in ALL if isinstance(a, Exchange)], ids=repr)
+@each("exchange", [a for a in ALL if isinstance(a, Exchange)])
 def test_an_exchange_of_its_own_computes_as_in_training(exchange: Exchange) -> None:
     measured = codecs._Text(exchange, 1000, 4)
     for _ in range(2):

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.measure.layers import profile
+from tests.each import each
 from tests.planning.measure.models import Clock, Pause, Timed, install, step_of
 
 TICK_S = 1 / 1024
@@ -311,7 +312,7 @@ def _raising(step: Callable[[], object], at: int) -> Callable[[], None]:
     return step_or_raise
 
 
-@pytest.mark.parametrize("fails_at", [None, 0, 1, 2, 9])
+@each("fails_at", [None, 0, 1, 2, 9])
 def test_nothing_of_the_model_is_changed(fails_at: int | None) -> None:
     torch.manual_seed(3)
     model = Stateful()
@@ -358,8 +359,8 @@ def _training(model: nn.Module) -> Callable[[], object]:
     return step
 
 
-@pytest.mark.parametrize(
-    ("made", "words"),
+@each(
+    "made, words",
     [
         (_no_backward, r"ran no backward; let it call loss\.backward"),
         (_another_model, "called no module of this model"),

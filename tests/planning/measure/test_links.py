@@ -18,6 +18,7 @@ from gradwire.planning.measure import links
 from gradwire.planning.measure.links import LinkReport, measure_cluster
 from gradwire.runtime.failure.membership import Membership
 from gradwire.runtime.step.engine import Engine
+from tests.each import each
 from tests.planning.measure.links_ranks import SIZES_BYTES
 
 pytestmark = pytest.mark.slow
@@ -87,8 +88,8 @@ class _Three:
     world, rank = 3, 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
+@each(
+    "settings, words",
     [
         ({"verbs": ("all_reduse",)}, "did you mean 'all_reduce'"),
         ({"sizes_bytes": (1, 2)}, "three sizes or more"),

@@ -16,6 +16,7 @@ from gradwire.planning.simulation.representative import (
     supersteps_of_alike,
 )
 from gradwire.planning.simulation.supersteps import Superstep, Tariff, supersteps_of
+from tests.each import each
 
 LINE = LineFit(alpha_s=2e-5, per_unit_s=5e-10)
 CLUSTER = Cluster(
@@ -38,8 +39,8 @@ def _played_s(every: list[tuple[Superstep, ...]]) -> float:
     return max(end_s[0] for end_s in outcome.end_s)
 
 
-@pytest.mark.parametrize("numel", [EVEN, 300 * EVEN], ids=["few", "many"])
-@pytest.mark.parametrize(("compressor", "collective"), ALIKE)
+@each("numel", [EVEN, 300 * EVEN], ids=["few", "many"])
+@each("compressor, collective", ALIKE)
 def test_one_stands_for_all(compressor: str, collective: str, numel: int) -> None:
     """Whether payloads are small and go at once, or go in rounds."""
     exchange, spec = by_name(compressor, {}, collective), TensorSpec("", numel)
@@ -49,8 +50,8 @@ def test_one_stands_for_all(compressor: str, collective: str, numel: int) -> Non
     assert _played_s([alone(exchange, spec, tariff)]) == pytest.approx(every_s, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("collective", "numel", "num_ranks"),
+@each(
+    "collective, numel, num_ranks",
     [("casync_ps", 300 * EVEN + 1, MANY), ("sparcml", EVEN, MANY), ("casync_ps", EVEN, MANY - 1)],
     ids=["unequal chunks", "partners", "few ranks"],
 )
@@ -63,7 +64,7 @@ def test_those_that_differ_are_played(collective: str, numel: int, num_ranks: in
     assert _played_s([alone(exchange, spec, tariff)]) == pytest.approx(every_s, rel=1e-9)
 
 
-@pytest.mark.parametrize(("compressor", "collective"), [*ALIKE, ("topk", "allgather_sparse")])
+@each("compressor, collective", [*ALIKE, ("topk", "allgather_sparse")])
 def test_a_curve_is_near_what_is_played(compressor: str, collective: str) -> None:
     """Sizes at which rank 0 was looked at, and others, within 10 % of what one message takes."""
     exchange = by_name(compressor, {}, collective)

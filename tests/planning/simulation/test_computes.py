@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -32,6 +31,7 @@ from gradwire.planning.data.fit import LineFit
 from gradwire.planning.simulation.supersteps import NOT_MEASURED
 from gradwire.planning.simulation.timeline import simulate_exchange
 from gradwire_lab.collective.sparcml import sparcml
+from tests.each import each
 from tests.laws.cases import name_of, own_exchanges, pairs
 from tests.planning.profiles import exact_cluster
 
@@ -86,8 +86,8 @@ def chunks(own: list[Done], name: str, *, beside: bool = False) -> float:
     return sum(one.numel for one in own if one.name == name and one.is_beside is beside) / CHUNK
 
 
-@pytest.mark.parametrize("world", [2, 3, 5, 8])
-@pytest.mark.parametrize("codec", [onebit(), qsgd(), topk(density=0.1)], ids=repr)
+@each("world", [2, 3, 5, 8])
+@each("codec", [onebit(), qsgd(), topk(density=0.1)])
 def test_table_3_of_a_ring(codec, world: int) -> None:
     """beta = gamma = N: encodes and decodes of a chunk that overlap with no transfer. A merge is
     what the paper calls decode and aggregate; the other N - 1 decodes overlap."""
@@ -98,8 +98,8 @@ def test_table_3_of_a_ring(codec, world: int) -> None:
         assert {one.numel for one in own} == {CHUNK}
 
 
-@pytest.mark.parametrize("world", [2, 3, 5, 8])
-@pytest.mark.parametrize("codec", [onebit(), qsgd(), topk(density=0.1)], ids=repr)
+@each("world", [2, 3, 5, 8])
+@each("codec", [onebit(), qsgd(), topk(density=0.1)])
 def test_table_3_of_a_small_parameter_server(codec, world: int) -> None:
     """beta = K = N chunks, as section 6 has it where aggregators are workers: N - 1 are pushed and
     one mean is pulled. Of N chunks that are merged the own one is not decoded. Those pulled come
@@ -113,7 +113,7 @@ def test_table_3_of_a_small_parameter_server(codec, world: int) -> None:
         assert [one.name for one in own] == ["encode", "merge", "encode", "decode", "decode"]
 
 
-@pytest.mark.parametrize("world", [2, 5])
+@each("world", [2, 5])
 def test_table_3_of_low_rank(world: int) -> None:
     """beta = gamma = 1, however many ranks: factors are summed on the way. Finding the two factors
     is one encode, in two computations with a sum between them."""
@@ -124,7 +124,7 @@ def test_table_3_of_low_rank(world: int) -> None:
 EVERY = (*pairs(), *own_exchanges(), with_momentum_correction(pair(topk(), casync_ring())))
 
 
-@pytest.mark.parametrize("exchange", EVERY, ids=name_of)
+@each("exchange", EVERY, ids=name_of)
 def test_the_simulators_trace_has_the_texts_computations(exchange: Exchange) -> None:
     """As many of each name on every rank, with their measured seconds or the mark of none."""
     world, numel = 3, 3 * CHUNK
@@ -154,13 +154,12 @@ def _is_plain(exchange: Exchange) -> bool:
     return traits is not None and traits.lossless and traits.layout.value == "dense"
 
 
-@pytest.mark.parametrize(
-    ("collective", "names"),
+@each(
+    "collective, names",
     [
         (sparcml(), ["encode", "pack", "merge", "pack", "decode"]),
         (zen(), ["encode", "partition", "clear", "merge", "pack", "decode", "decode"]),
     ],
-    ids=repr,
 )
 def test_what_is_written_in_a_sparse_format_is_no_codecs_encode(
     collective: Collective, names: list[str]

@@ -19,6 +19,7 @@ from gradwire.errors import Deadlock, InvalidSetting
 from gradwire.planning.simulation.events import Traffic, play
 from gradwire.planning.simulation.supersteps import Hop, Joint, Price, Superstep, Work
 from gradwire.planning.simulation.timeline import simulate_exchange
+from tests.each import each
 from tests.planning.profiles import exact_cluster
 from tests.planning.simulation.exchanges import Says, looks_at_values
 
@@ -80,8 +81,8 @@ def test_sends_between_two_ranks_meet_their_receives_in_order() -> None:
     assert ends_s == [SEND_S, SEND_S + HOP_S + 64 * BYTE_S]
 
 
-@pytest.mark.parametrize(
-    ("verb", "hops", "copies"),
+@each(
+    "verb, hops, copies",
     [
         (lambda buf: AllReduce(buf), 4, 4 / 3),
         (lambda buf: AllGather(buf.repeat(3), buf), 2, 2),
@@ -137,7 +138,7 @@ def test_ends_that_disagree_are_refused() -> None:
         simulate_exchange(Says(rows), 8, THREE)
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         lambda grad_N: Broadcast(0, grad_N),

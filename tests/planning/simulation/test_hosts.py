@@ -11,6 +11,7 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.planning.data.cluster import Cluster, Host
 from gradwire.planning.simulation.timeline import simulate, simulate_exchange
 from gradwire_lab.planning.explain import alternatives
+from tests.each import each
 from tests.planning.profiles import vgg16
 
 DENSE = exchange_for(gw.compress.none())
@@ -47,7 +48,7 @@ def test_ranks_of_a_host_share_its_link() -> None:
     assert simulate_exchange(ONEBIT, NUMEL, hosts).iteration_s == pytest.approx(2 * own_s, rel=1e-3)
 
 
-@pytest.mark.parametrize("planner", ["ddp", "mgwfbp", "usbyte"])
+@each("planner", ["ddp", "mgwfbp", "usbyte"])
 def test_both_simulators_agree_on_plans_for_such_hosts(planner: str) -> None:
     plan = gw.plan(planner, vgg16(), TWO_LEVELS)
     one, every = (simulate(plan, vgg16(), TWO_LEVELS, ranks=r) for r in ("one", "all"))

@@ -18,6 +18,7 @@ from gradwire.planning.simulation.events import Traffic, play
 from gradwire.planning.simulation.supersteps import Joint, Price, Superstep, Work
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
+from tests.each import each
 from tests.laws.sim_laws import law_one_rank_stands_for_all
 from tests.strategies import bounded
 
@@ -78,8 +79,8 @@ def test_messages_start_where_the_walk_past_the_lanes_spans_ends(
     assert played.start_s[0] == pytest.approx([pace.end_s(0.0, own_s) for own_s in ready_s])
 
 
-@pytest.mark.parametrize("overlap_forward", [False, True])
-@pytest.mark.parametrize("beside", [0.0, 0.5])
+@each("overlap_forward", [False, True])
+@each("beside", [0.0, 0.5])
 def test_one_rank_stands_for_all_and_waits_for_no_more_than_the_lane(
     beside: float, overlap_forward: bool
 ) -> None:
@@ -90,7 +91,7 @@ def test_one_rank_stands_for_all_and_waits_for_no_more_than_the_lane(
     assert fast_s < slow_s <= fast_s + (1 - beside) * lane_s
 
 
-@pytest.mark.parametrize("beside", [0.0, 0.5, 1.0])
+@each("beside", [0.0, 0.5, 1.0])
 def test_a_search_prices_as_the_simulator_does(beside: float) -> None:
     blend = Blend(PROFILE, cluster_of(beside), "onebit", SETTING)
     exact_s = iteration_s(blend.plan(DEFAULT), PROFILE, cluster_of(beside))

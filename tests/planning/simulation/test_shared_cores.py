@@ -15,6 +15,7 @@ from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
+from tests.each import each
 from tests.planning.test_auto import cluster_of
 
 PROFILE = profile_of(([2**12], 0.25, 0.5), ([2**10], 0.25, 0.125), ([2**11], 0.25, 0.25))
@@ -37,7 +38,7 @@ def test_messages_take_a_ranks_cores_from_its_model() -> None:
     assert simulate(plan, PROFILE, cluster).iteration_s == iteration_s(plan, PROFILE, cluster)
 
 
-@pytest.mark.parametrize("figures", [{"cores": None}, {"processors": None}])
+@each("figures", [{"cores": None}, {"processors": None}])
 def test_where_cores_are_not_short_messages_take_none(figures: dict[str, None]) -> None:
     cluster = crowded(**figures)
     plan = ddp(PROFILE, cluster)
@@ -51,7 +52,7 @@ def test_where_the_link_is_slow_cores_are_free_for_messages() -> None:
     assert iteration_s(plan, PROFILE, slow) == iteration_s(plan, PROFILE, free)
 
 
-@pytest.mark.parametrize("beside", [0.0, 1.0])
+@each("beside", [0.0, 1.0])
 def test_drafts_of_plans_know_of_shared_cores_too(beside: float) -> None:
     update = {"cores": 0.5, "processors": CARRIED, "beside": beside}
     cluster = cluster_of(rate=1e9).model_copy(update=update)
