@@ -6,13 +6,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gradwire.cli.commands import profile as verb
+from gradwire.contract.units import parse_rate
 from gradwire.planning.data.cluster import VERBS, Cluster, CodecFit
 from gradwire.planning.data.fit import fit_line
 from gradwire.planning.data.profile import Profile
+from gradwire_bench.testbed import measured
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import run_ranks
 from tests.cli.conftest import Ended
@@ -85,7 +88,9 @@ def test_a_model_and_a_cluster(
 ) -> None:
     asked: list[tuple[int, float, tuple[str, ...]]] = []
 
-    def on_hosts(hosts: int, rate: float, compressors: tuple[str, ...], *others: Any, **more: Any) -> Cluster:
+    def on_hosts(
+        hosts: int, rate: float, compressors: tuple[str, ...], *others: Any, **more: Any
+    ) -> Cluster:
         asked.append((hosts, rate, compressors))
         return CLUSTER
 

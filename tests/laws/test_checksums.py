@@ -156,6 +156,10 @@ def test_a_payload_of_another_version_is_refused_by_name(monkeypatch: pytest.Mon
     monkeypatch.setattr(checksums, "WIRE", 1)
     with pytest.raises(RankFailed, match="wire version 2, and rank 1 takes 1"):
         taker.check([Recv(0, got)])
+    for bit in (33, 35, 5):  # a flip in the frame itself is damage, wherever it is
+        taker.beside[0].buf.copy_(beside.buf ^ (1 << bit))
+        with pytest.raises(RankFailed, match="arrived damaged at rank 1"):
+            taker.check([Recv(0, got)])
 
 
 def test_the_law_bites() -> None:

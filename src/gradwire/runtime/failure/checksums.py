@@ -14,10 +14,9 @@ and sums go from rank to rank (``pairwise``), and sums are made here. What a dev
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
-
-import zlib
 
 import torch
 from torch import Tensor
@@ -72,7 +71,7 @@ class Seals:
         for at, (verb, one) in enumerate(zip(verbs, self.beside, strict=True)):
             if one is not None:
                 for to, part in enumerate(_sent(verb)):
-                    one.buf[to] = frame(part)
+                    one.buf[to] = frame(part, WIRE)
                 yield at, one
 
     def check(self, verbs: Sequence[Communication]) -> None:
@@ -82,12 +81,10 @@ class Seals:
                 continue
             told = getattr(one, "out", one.buf).tolist()
             for at, (src, part) in enumerate(_arrived(verb)):
-                if frame(part) != told[at]:
+                if frame(part, WIRE) != told[at]:
                     raise self._refusal(type(verb).__name__, src, place, part, told[at])
 
-    def _refusal(
-        self, kind: str, src: int, place: Position, part: Tensor, told: int
-    ) -> RankFailed:
+    def _refusal(self, kind: str, src: int, place: Position, part: Tensor, told: int) -> RankFailed:
         who = f"rank {place.ranks[src]}" if place.ranks else f"the rank with shard {src}"
         here = f"rank {place.ranks[place.rank]}" if place.ranks else f"shard {place.rank}"
         code = ExitCode.BITS
@@ -102,10 +99,10 @@ class Seals:
         return RankFailed(text, ranks=ranks, step=self._step, exit_code=code)
 
 
-def frame(payload: Tensor, version: int = WIRE) -> int:
+def frame(payload: Tensor, version: int) -> int:
     """The frame of a payload: the wire's version above its CRC-32.
 
-    The version takes part in the lower half too, so that a bit that flips in it is no other version.
+    The version takes part in the lower half too: a bit that flips in it makes no other version.
     """
     return version << _CRC_BITS | crc32(payload) ^ zlib.crc32(version.to_bytes(8, "little"))
 
