@@ -39,7 +39,7 @@ from .grid.dtensors import has_dtensors, refuse_other_shards, reshard, shard_of,
 from .grid.shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
 from .handle import Handle
 from .setup.fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
-from .setup.options import FailurePolicy, Options, takes_options
+from .setup.options import FailurePolicy, Options, or_defaults, takes_options
 from .setup.pairs import DTENSORS, Facts, caution, refusal_of, refuse_pairs
 from .setup.refusals import Strangers, refuse_wrong_model, sole_ddp
 from .setup.settings import Settings, exchanges_in, sparse_weights, tables, trained
@@ -114,7 +114,7 @@ def attach(
     >>> handle.step
     1
     """
-    given = options or Options(), failure or FailurePolicy()
+    given = or_defaults(options, failure)
     settings = Settings(exchange, optimizer, scaler, *given)
     newcomer = None
     if (store := getattr(settings.failure, "rejoin", None)) is not None:

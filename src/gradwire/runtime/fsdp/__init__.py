@@ -22,7 +22,7 @@ from ...exchange.pair import pair
 from ..failure.membership import join
 from ..grid.dtensors import is_dtensor, sharded_modules
 from ..setup.fingerprint import agree, fingerprint, refusing
-from ..setup.options import FailurePolicy, Options, takes_options
+from ..setup.options import FailurePolicy, Options, or_defaults, takes_options
 from ..setup.pairs import REDUCE_SCATTER, Facts, refuse_pairs
 from ..setup.settings import Settings
 from ..step.wire import Group
@@ -71,7 +71,7 @@ def reduce_scatter(
     codec = _codec(algorithm)
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     group = _group_of(params)
-    given = Settings(codec, None, None, options or Options(), failure or FailurePolicy())
+    given = Settings(codec, None, None, *or_defaults(options, failure))
     who, timeout = join(group, given.patience), given.patience
     with refusing(who):
         settings = given.checked(None, who)

@@ -35,7 +35,7 @@ from ..attach import Attachment, grid_of
 from ..failure.integrity import DEFAULT_CHECK_EVERY, Check
 from ..failure.membership import Membership
 from ..handle import Handle
-from ..setup.options import FailurePolicy, Options, takes_options
+from ..setup.options import FailurePolicy, Options, or_defaults, takes_options
 from ..setup.pairs import LOCAL
 from ..setup.refusals import Strangers, quietened, sole_ddp
 from ..setup.settings import Settings
@@ -118,7 +118,7 @@ def local_steps(
     True
     >>> handle.detach()
     """
-    settings = Settings(exchange, None, None, options or Options(), failure or FailurePolicy())
+    settings = Settings(exchange, None, None, *or_defaults(options, failure))
     grid = grid_of(model := sole_ddp(model), group, mesh, settings)
     asked = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
     with ExitStack() as quiet:

@@ -70,6 +70,17 @@ class FailurePolicy:
 BOTH: dict[str, Any] = {"options": Options, "failure": FailurePolicy}
 """The two objects by the keyword that takes them."""
 
+
+def or_defaults(
+    options: Options | None, failure: FailurePolicy | None
+) -> tuple[Options, FailurePolicy]:
+    """The two objects, made where they are None; other values are refused where all are checked."""
+    return (
+        Options() if options is None else options,
+        FailurePolicy() if failure is None else failure,
+    )
+
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
