@@ -283,7 +283,7 @@ class _Ranks:
             yield AllGather(all_WK, own_K)
             return all_WK.view(self.world, -1)
 
-        end = self._engine.launch(0, "zeros", text(), is_news=True)
+        end = self._engine.launch(0, "zeros", text(), is_control=True)
         self._engine.wait([end])
         found: Tensor = end.result
         return found

@@ -307,7 +307,7 @@ def _message_s(
 
 def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
     """Seconds of ``count`` messages, taken from the makers in turn, after all ranks have met."""
-    engine.wait([engine.launch(0, "meet", _verbs(AllReduce(torch.zeros(1))), is_news=True)])
+    engine.wait([engine.launch(0, "meet", _verbs(AllReduce(torch.zeros(1))), is_control=True)])
     start_s = time.perf_counter()
     ends = []
     for number in range(count):

@@ -99,7 +99,7 @@ def told_by(engine: Engine, src: int, own: Any, what: str = "state") -> Any:
             yield Broadcast(src, whole)
         return whole
 
-    end = engine.launch(0, "state", text(), is_news=True)
+    end = engine.launch(0, "state", text(), is_control=True)
     engine.wait([end])
     if not end.result.numel():
         why = f"rank {src} cannot send its {what}; see the error of that rank"

@@ -89,7 +89,7 @@ class Engine:
         name, self.rank, self.world = who
         self.who, self.shards, self.ranks_per_host = who, shards, ranks_per_host
         self.timeout, self.num_channels, self.credit = timeout, num_channels, num_channels
-        # One channel more than asked for: small news must not wait behind a large message.
+        # One channel more than asked for: a control message must not wait behind a large one.
         count = num_channels + 1 if num_channels else 0
         lanes = [f"communication {i}" for i in range(count)]
         self.routes = Routes(lanes, checksums=checksums)
@@ -182,7 +182,7 @@ class Engine:
         last: tuple[str, Callable[[], Any]] | None = None,
         last_behind: Sequence[Task] = (),
         last_is_light: bool = False,
-        is_news: bool = False,
+        is_control: bool = False,
         is_inline: bool = False,
         side: SideStream | None = None,
     ) -> Task:
@@ -194,15 +194,15 @@ class Engine:
         for all of ``after``, and until the message launched before it may use its own channel.
         ``last`` names work for the compute lane once the text has ended, the channel is free and
         ``last_behind`` are done; without it, the returned task's result is the value that the text
-        returned. Where ``last_is_light``, no lane is woken up for it. ``is_news`` puts the message
-        on the channel that gradients do not take. Where it ``is_inline``, this thread does all
+        returned. Where ``last_is_light``, no lane is woken up for it. ``is_control`` puts it on the
+        channel that gradients do not take. Where the message ``is_inline``, this thread does all
         computations up to the first verb for the network, and their error is raised. ``side`` is
         the stream of the device that computes the message, None where the host does.
         """
         step, manager = self._step, self._manager
-        lane = self.num_channels if is_news else self.routes.lane(index, self.credit)
+        lane = self.num_channels if is_control else self.routes.lane(index, self.credit)
         # Messages of gradients get their turns to use their channel in issue order.
-        before = [*after, self._tails[lane], None if is_news else self._last_turn]
+        before = [*after, self._tails[lane], None if is_control else self._last_turn]
         turn = Task("turn", lambda: None, step=step, message=index)
         manager.add(turn, [task for task in before if task is not None])
         end = Task(name, lambda: None, step=step, message=index)
@@ -220,7 +220,7 @@ class Engine:
         first = Task(name, lambda: driver.resume(None), step=step, message=index)
         manager.add(first, behind)
         self._tails[lane] = end  # now: who encodes inline does not wait for its message yet
-        if not is_news:
+        if not is_control:
             self._last_turn = turn
         if is_inline:
             self.check()
@@ -607,7 +607,7 @@ def told_meanwhile(engine: Engine, own: Sequence[float]) -> Callable[[], list[li
     if engine.world == 1:
         return lambda: [list(own)]
     text = rows_of_all(engine.world, torch.tensor(own, dtype=torch.float64, device="cpu"))
-    end = engine.launch(0, "news", text, is_news=True)
+    end = engine.launch(0, "figures", text, is_control=True)
 
     def rows() -> list[list[float]]:
         engine.wait([end])

@@ -392,11 +392,11 @@ class Synchroniser:
             return
         if counts or digests:
             text = report.text(self._step, used, digests)
-            self._reporting = [engine.launch(index, "report", text, is_news=True)]
+            self._reporting = [engine.launch(index, "report", text, is_control=True)]
         if report.confirms:
             text = report.confirmation(self._step, used, self.flat_messages, self.streams)
             ends = self.all_ends()
-            end = engine.launch(index + 1, "confirmation", text, behind=ends, is_news=True)
+            end = engine.launch(index + 1, "confirmation", text, behind=ends, is_control=True)
             self._confirming = [end]
 
     @property
