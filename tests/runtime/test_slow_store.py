@@ -58,7 +58,8 @@ class Silent:
 
     rank, store_is_lost = 1, False
 
-    def __init__(self, reach: list[dict[int, Reach]], answers: int) -> None:
+    def __init__(self, reach: list[dict[int, Reach]], answers: int, mute_s: float = 9.0) -> None:
+        self.mute_s = mute_s
         self._reach, self._answers, self.looks = reach, answers, 0
         self.roll_call, self._lock = self, threading.Lock()
 
@@ -96,3 +97,14 @@ def test_who_is_known_to_be_dead_is_named_while_the_store_is_slow(
     told = None if alarm is None else (alarm.ranks, alarm.code)
     assert (told, one.looks) == (found, looks)
     assert alarm is None or isinstance(alarm, Alarm)
+
+
+@pytest.mark.parametrize(("mute_s", "ranks"), [(9.0, (1,)), (0.5, (0,))])
+def test_a_rank_that_was_cut_off_until_all_others_had_ended_names_itself(
+    mute_s: float, ranks: tuple[int, ...]
+) -> None:
+    """Where the store answered until its host ended, it is the host that is lost."""
+    one: Any = Silent([{0: ENDED, 2: ENDED}], 99, mute_s)
+    alarm = silence(one, 7, 3)
+    assert alarm is not None
+    assert alarm.ranks == ranks

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import ExitCode, GradwireError, LoopMistake, RankFailed
 from ..step.wire import AMONG_SHARDS, in_background
-from .pulse import STORE_PATIENCE_S, Alarm, Pulse, listed, said
+from .pulse import PATIENCE_S, STORE_PATIENCE_S, Alarm, Pulse, listed, said
 from .roll_call import ASK_S, Reach
 
 IN_ATTACH = -1
@@ -40,7 +40,8 @@ def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
 def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
     """An alarm about ranks or a store that show no sign of life for seconds; None if all do.
 
-    A store that does not answer while all ranks answer at their doors has ``STORE_PATIENCE_S``.
+    A store that does not answer while all ranks answer at their doors has ``STORE_PATIENCE_S``. If
+    it was silent first, and all others have ended since, this rank's own link is at fault.
     """
     end_s = time.monotonic() + STORE_PATIENCE_S
     while True:
@@ -49,6 +50,10 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
         reach, told = _answer(asking)
         if told:  # another rank has found out before
             return Alarm.decoded(told, step)
+        have_ended = world > 2 and {*reach.values()} == {Reach.ENDED}
+        if store_lost and have_ended and pulse.mute_s >= PATIENCE_S:
+            text = f"rank {pulse.rank} of {world} was cut off, and all others have ended meanwhile"
+            return Alarm((pulse.rank,), step, text, ExitCode.NETWORK)
         is_slow = store_lost and not pulse.store_is_lost
         if is_slow and (pulse.rank == 0 or reach.get(0) is Reach.ANSWERS):
             # The store is slow, and no rank need be lost. A rank whose process has ended is.

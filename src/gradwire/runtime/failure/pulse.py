@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -172,6 +173,7 @@ class Pulse:
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()
         self._lost = self._announced = False
+        self._answered_s, self._broke_s = time.monotonic(), math.inf
         self._watching = 0  # callers that wait for others' signs
         self._outgoing: Alarm | None = None
         self._first: Alarm | None = None
@@ -211,6 +213,11 @@ class Pulse:
     def store_is_lost(self) -> bool:
         """Whether the connection to the store is broken, so that it cannot answer any more."""
         return self._lost
+
+    @property
+    def mute_s(self) -> float:
+        """Seconds for which the store does not answer, or did not before its connection broke."""
+        return min(time.monotonic(), self._broke_s) - self._answered_s
 
     def _own(self) -> str:
         """The alarm that this rank knows of, encoded; empty if there is none."""
@@ -300,7 +307,9 @@ class Pulse:
             if self._store is None:
                 self._store = self._connected()
             self._turn()
+            self._answered_s = time.monotonic()
         except dist.DistError:
+            self._broke_s = time.monotonic()
             with self._news:
                 self._lost = True
                 self._news.notify_all()
