@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +185,9 @@ def trained_by(rank: int, world: int, first: str) -> dict[str, tuple[int, str]]:
     for second in together(first):
         try:
             found[second] = trained_with({first, second}, rank)
-        except Exception:
-            found[second] = (-1, traceback.format_exc())
+        except Exception as error:  # at once: the other ranks would be at another pair
+            error.add_note(f"{first} with {second}, on rank {rank}")
+            raise
     return found
 
 
@@ -200,7 +200,6 @@ def test_what_goes_together(first: str, four: Ranks) -> None:
     ranks = four.run(trained_by, first, timeout_s=250.0)
     assert [*ranks[0]] == together(first)
     ends = {second: {one[second] for one in ranks} for second in ranks[0]}
-    assert {name: text for name, each in ends.items() for place, text in each if place < 0} == {}
     assert [s for s, each in ends.items() if len(each) != len({place for place, _ in each})] == []
 
 
