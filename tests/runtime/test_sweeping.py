@@ -13,6 +13,7 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.runtime.step.wire import default_store
+from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
@@ -78,6 +79,37 @@ def test_keys_do_not_grow_with_steps_loads_and_attaches(two: Ranks) -> None:
     for few, many, left in two.run(keys_in_use):
         assert many <= few <= MOST_KEYS
         assert left == set()
+
+
+def notes_of_shards(rank: int, world: int) -> tuple[set[str], set[str]]:
+    """Keys that go before all ranks of a shard group are done, and keys that stay after that."""
+    old, grid = keys_now(), device_mesh((2, 2), ("dp", "tp"))
+    dist.barrier()
+    net = nn.Linear(8, 8)
+    handle = gw.attach(net, "none", group=grid["dp"], options=gw.Options(shards=grid["tp"]))
+    dist.barrier()
+    time.sleep(1)  # the pulse sweeps twice a second
+    name = f"/{'-'.join(map(str, dist.get_process_group_ranks(grid['tp'].get_group())))}/"
+    notes = {key for key in keys_now() - old if name in key}
+    dist.barrier()
+    is_early = rank % 2 == 0
+    if is_early:
+        handle.detach()
+        del net, handle
+        gc.collect()
+        time.sleep(1)
+    dist.barrier()
+    gone = notes - keys_now()
+    dist.barrier()
+    if not is_early:
+        handle.detach()
+    assert notes
+    return gone, settled_keys(0, old)
+
+
+def test_what_shards_agree_by_stays_until_the_last_rank_is_done(four: Ranks) -> None:
+    """Each leaves once, by detach, although a handle that is dropped closes its engine again."""
+    assert four.run(notes_of_shards) == [(set(), set())] * 4
 
 
 def memory_of_attaches(rank: int, world: int) -> float:

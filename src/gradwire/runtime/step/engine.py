@@ -354,6 +354,7 @@ class Engine:
             return
         with self._lock:
             waiters = [waiter for waiter in self._waiters if not waiter.called]
+            is_first = self._closed is None  # a handle that is dropped closes it again
             self._closed = InvalidSetting(
                 "the exchange was closed in the middle of a step, by detach() in another "
                 "thread; call it between two steps, on all ranks alike"
@@ -371,7 +372,7 @@ class Engine:
             self._manager.abandon()
             in_background(self.routes.clear)  # it waits for as long as the time-out
         self._tails, self._last_turn = [None] * len(self._tails), None  # they hold gradients
-        if self.shards.name:
+        if self.shards.name and is_first:  # once a rank: the last to leave deletes all notes
             leave_later(self.shards.name, self.shards.world)
         give_memory_back()
 
