@@ -34,7 +34,7 @@ class Chunks:
 
     def of(self, flat_N: Tensor) -> list[Tensor]:
         """The chunks of a flat gradient, residual or mean, as views."""
-        return list(torch.split(flat_N, [stop - start for start, stop in self.bounds]))
+        return [flat_N[start:stop] for start, stop in self.bounds]
 
     @property
     def servers(self) -> list[int]:
