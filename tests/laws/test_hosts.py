@@ -15,7 +15,7 @@ from gradwire.collective.steps.shares import Shares, shares_of
 from gradwire.contract import Exchange, Member, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Steps
-from gradwire.exchange.by_name import run_local
+from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
 from gradwire.exchange.two_level import HostState, TwoLevel, with_hosts
@@ -208,3 +208,24 @@ def test_steady_state_reuses_every_buffer() -> None:
         sums = [me.scratch("sums", numel, grads[0], torch.float32) for me in members]
         pointers.append([one.data_ptr() for one in sums])
     assert pointers[0] == pointers[1] == pointers[2]
+
+
+def test_a_rank_clips_its_own_gradient_on_hosts_while_density_warms_up() -> None:
+    clipped = gw.with_clipping(codecs.topk(density=1.0), 1.0)
+    warmed = gw.with_density_warmup(clipped, steps_per_stage=1, densities=(1.0,))
+    grads = [torch.zeros(4) for _ in range(4)]
+    grads[0][0], grads[1][0] = 0.1, 1000.0
+    means = [run_local(with_hosts(made, 2), grads)[0][0] for made in (clipped, warmed)]
+    assert torch.equal(*means)
+    assert float(means[0][0]) == pytest.approx((0.1 + 0.5) / 4)
+
+
+def test_a_nan_arrives_where_only_what_fills_a_share_up_was_drawn() -> None:
+    exchange = exchange_for(with_hosts(codecs.randomk(density=0.1), 2))
+    states = [exchange.init(TensorSpec("w", 9), 4) for _ in range(4)]
+    for _ in range(8):
+        grads = [torch.ones(9) for _ in range(4)]
+        grads[1][8] = torch.nan
+        results = run_local(exchange, grads, states)
+        states = [state for _, _, state in results]
+        assert all(bool(mean_N.isnan().any()) for mean_N, _, _ in results)

@@ -436,3 +436,30 @@ def test_states_of_other_hosts_are_refused(four: Ranks) -> None:
         gw.redistribute(on_hosts, 4, 2)
     with pytest.raises(InvalidSetting, match="ranks_per_host must be a divisor of world_size, 4"):
         gw.redistribute(flat, 4, 3)
+
+
+def kept_of_one_element(rank: int, world: int) -> list[Tensor]:
+    """A rank's residual of a parameter of one element, alone in its message: flat, and loaded on
+    hosts."""
+    found: list[Tensor] = []
+    states: list[Any] = [None] * world
+    settings: dict[str, Any] = {"bucket_cap_mb": 1e-6, "compress_if": lambda name, param: True}
+    for grid in (None, mesh(2)):
+        net = nn.Sequential(nn.Linear(3, 2), nn.PReLU())
+        handle = gw.attach(net, ONEBIT, mesh=grid, **keywords(**settings))
+        if grid is None:
+            net(torch.randn(4, 3) - 1).square().sum().backward()
+            dist.all_gather_object(states, handle.state_dict())
+        else:
+            handle.load_state_dict(gw.redistribute(states, world, 2)[rank])
+        found.append(handle.residuals()["1.weight"])
+        handle.detach()
+    return found
+
+
+def test_one_rank_of_a_host_keeps_what_is_owed_of_one_element(four: Ranks) -> None:
+    flat, on_hosts = zip(*four.run(kept_of_one_element), strict=True)
+    assert bool(sum(flat).any())
+    torch.testing.assert_close(sum(on_hosts) / 2, sum(flat) / 4)
+    assert not on_hosts[1].any()
+    assert not on_hosts[3].any()

@@ -9,8 +9,8 @@ Differences from algorithm 1:
       that changes, what waits in the residual is applied with the rate of the step it arrives in.
     - Values are divided by W before they are summed, so that a sum cannot overflow.
     - One value more travels: 0, or NaN where this rank's sum of gradient and residual is not
-      finite. Then the mean of all that was sent is NaN on every rank, for whoever scales losses to
-      see. Else an inf at an element that nobody chose would neither be sent nor kept.
+      finite. Then the whole mean is NaN on every rank, for whoever scales losses to see. Else an
+      inf at an element that nobody chose would neither be sent nor kept.
 
 Legend: N elements, L layers, K elements of the support, W ranks.
 """
@@ -163,8 +163,9 @@ def _take(
 
 
 def _deliver(support_K: Tensor, values: Tensor, out_N: Tensor) -> None:
-    """Writes the mean: values at the support, zeros elsewhere; all NaN if some rank's mark is."""
+    """Writes the mean: values at the support, zeros elsewhere; NaN alone if some rank's mark is."""
     values_K, mark_1 = values[:-1], values[-1:]
     if not bool(mark_1.isfinite()):
-        values_K.fill_(torch.nan)
+        out_N.fill_(torch.nan)  # a host's share may hold no element of its message at the support
+        return
     select.scatter_add(support_K, values_K.to(out_N.dtype), out_N.zero_())

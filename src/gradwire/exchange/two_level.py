@@ -36,7 +36,7 @@ from ..contract.verbs import AllToAll, Among, Compute, Recv, Send, Steps, Verb
 from ..errors import invalid
 from .by_name import Accounting, exchange_for
 from .clipping import Clipping
-from .error_feedback import Wrapper
+from .error_feedback import Wrapper, nested
 from .local import check_hosts
 
 
@@ -228,8 +228,9 @@ def with_hosts(algorithm: Compressor | Exchange, ranks_per_host: int) -> Exchang
 
     ``attach(mesh=)`` makes it. ``algorithm`` is a compressor (it gets the collective that suits it,
     and error feedback if it needs that) or an exchange. Error feedback goes inside: then a rank's
-    residual is as long as its share. Clipping stays outside, as a rank clips its own gradient.
-    Raises ``InvalidSetting`` for an exchange that takes tensors whole, as a share holds parts.
+    residual is as long as its share. Clipping and wrappers around it stay outside, as a rank clips
+    its own gradient. Raises ``InvalidSetting`` for an exchange that takes tensors whole, as a share
+    holds parts.
 
     >>> from gradwire.compress.none import none
     >>> from gradwire.exchange.by_name import run_local
@@ -244,6 +245,6 @@ def on_hosts(exchange: Exchange, ranks_per_host: int) -> Exchange:
     """The same exchange among hosts of so many ranks; where each has one, the exchange itself."""
     if ranks_per_host == 1:
         return exchange
-    if isinstance(exchange, Clipping):
+    if isinstance(exchange, Wrapper) and any(isinstance(o, Clipping) for o in nested(exchange)):
         return replace(exchange, inner=on_hosts(exchange.inner, ranks_per_host))
     return TwoLevel(exchange, ranks_per_host)

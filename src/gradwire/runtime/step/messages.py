@@ -18,7 +18,7 @@ step it comes from: a residual that was held back at 1024 and arrives at 2048 co
 message divides the gradients that it gathers by the scale of its step, and multiplies the mean that
 it scatters. All between is in units of the gradient: residuals, velocities, and settings such as a
 threshold or the norm to clip to. A saved state has no scale, so it can be loaded under any. Ranks
-may even have different scales.
+may even have different scales, unless a message travels with its scale: ``attach`` refuses that.
 
 Scales are powers of two unless the user says otherwise. Then division and multiplication change no
 bit that ``GradScaler.unscale_`` would have kept. Gradients are copied into the message and out of
@@ -388,7 +388,7 @@ class Message:
 
     def part(self, slot: Slot, tensor: Tensor) -> Tensor:
         """One slot's part of a tensor with a value for each element, or for each of a share."""
-        if tensor.numel() == self.spec.numel or self._shares is None:
+        if self._shares is None:
             return tensor[slot.start : slot.stop]
         start, stop, place = self._held(slot)
         return tensor[place : place + stop - start]
