@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -104,3 +105,58 @@ def test_where_not_all_can_repeat_it_all_say_so(doomed_two: Ranks, how: str, sai
         assert len(ranks) == 1
         assert re.search(said, text), text
         assert text.endswith("change the training loop: a restart alone ends in the same error")
+
+
+def accumulated(rank: int, world: int, exchange: Any, shrinks: bool, breaks: bool) -> str:
+    net = Net()
+    settings: dict[str, Any] = {"on_failure": "shrink"} if shrinks else {}
+    handle = gw.attach(net, exchange, **keywords(bucket_cap_mb=SMALL_MB, **settings))
+    optimizer = momentum(net.parameters())
+    for step in range(3):
+        for is_retry in (False, True) if breaks and step == 1 else (True,):
+            optimizer.zero_grad()
+            with handle.no_sync():
+                loss_of(net, rank, step + 50).backward()
+            if not is_retry:
+                run_out(net, ("first", "middle")[rank], rank, step)
+        loss_of(net, rank, step).backward()
+        optimizer.step()
+    handle.detach()
+    return digest(net)
+
+
+@each("exchange, shrinks", [(DENSE, False), (TOPK, True)])
+def test_a_step_that_accumulates_is_repeated_from_its_first_pass_on(
+    two: Ranks, exchange: Any, shrinks: bool
+) -> None:
+    broken, whole = (two.run(accumulated, exchange, shrinks, breaks) for breaks in (True, False))
+    assert broken == whole
+
+
+def outrun(rank: int, world: int) -> str:
+    """Rank 0 raises with all gradients launched, and rank 1 before its first gradient."""
+    net = Net()
+    timeout = timedelta(seconds=30)
+    gw.attach(net, DENSE, options=SMALL, failure=gw.FailurePolicy(timeout=timeout))
+    if rank == 0:
+        hook = next(net.parameters()).register_post_accumulate_grad_hook(lambda param: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss_of(net, rank, 0).backward()
+        hook.remove()
+        time.sleep(1)
+    begin_s = time.monotonic()
+    text = ""
+    for step in range(2):
+        net.zero_grad()
+        try:
+            loss_of(net, rank, step).backward()
+        except gw.LoopMistake as error:
+            text = str(error)
+            break
+    assert time.monotonic() - begin_s < timeout.total_seconds() / 2
+    return text
+
+
+def test_a_rank_that_is_a_step_ahead_of_a_retry_ends_it_at_once(two: Ranks) -> None:
+    for text in two.run(outrun):
+        assert "rank 1 of 2 has all its gradients of this step, and rank 0 repeats" in text

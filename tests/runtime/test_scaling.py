@@ -18,6 +18,7 @@ from gradwire.contract import Exchange
 from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange.by_name import exchange_for
+from tests.each import each
 from tests.runtime import plans
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
@@ -300,3 +301,16 @@ def given_on_one(rank: int, world: int) -> str:
 def test_a_scaler_on_some_ranks_alone_is_refused_on_all(two: Ranks) -> None:
     for text in two.run(given_on_one):
         assert "setting scaler is None against 'given'" in text
+
+
+def attached_with_another_scale(rank: int, world: int, exchange: Any) -> str:
+    scaler = GradScaler("cpu", init_scale=(2.0, 8.0)[rank])
+    with pytest.raises(RanksDiffer) as caught:
+        gw.attach(nn.Linear(4, 3), exchange, scaler=scaler)
+    return str(caught.value)
+
+
+@each("exchange", [gw.compress.topk(density=1.0), "none"])
+def test_other_scales_are_refused_where_gradients_travel_scaled(two: Ranks, exchange: Any) -> None:
+    for text in two.run(attached_with_another_scale, exchange):
+        assert "scale of the scaler is 2.0 against 8.0" in text

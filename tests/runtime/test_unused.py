@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -151,3 +153,31 @@ def without_elements(rank: int, world: int) -> None:
 
 def test_a_model_without_elements_has_an_unused_parameter(two: Ranks) -> None:
     two.run(without_elements)
+
+
+class Heads(nn.Module):
+    """Two heads, of which a pass uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(4, 4)
+        self.heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.heads[0](self.trunk(x))
+        return found
+
+
+def in_another_order(rank: int, world: int) -> list[bool]:
+    models, failure = [Heads(), Heads()], gw.FailurePolicy(timeout=timedelta(seconds=10))
+    handles = [gw.attach(model, "none", failure=failure) for model in models]
+    losses = [model(torch.ones(2, 4)).sum() for model in (models if rank == 0 else models[::-1])]
+    (losses[0] + losses[1]).backward()
+    for handle in handles:
+        handle.detach()
+    return [param.grad is not None for model in models for param in model.parameters()]
+
+
+def test_ranks_may_reach_two_attached_models_in_another_order(two: Ranks) -> None:
+    """A pass is not complete while one of them waits for what the other has still to hand in."""
+    assert two.run(in_another_order) == [[True] * 4 + [False] * 2 + [True] * 4 + [False] * 2] * 2

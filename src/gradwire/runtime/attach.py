@@ -48,7 +48,7 @@ from .step.engine import Engine
 from .step.figures import Recorder
 from .step.fused import fused_messages
 from .step.hooks import ModuleHooks
-from .step.messages import Message, as_reals, refuse_float16
+from .step.messages import Message, as_reals, refuse_float16, scale_of, travels_scaled
 from .step.progress import Progress
 from .step.synchroniser import AnyMessage, Synchroniser
 from .step.wire import Group
@@ -226,6 +226,8 @@ class Attachment:
                 messages = self.messages(who)
             refuse_float16(messages, settings.scaler)
             own[NETWORK] = network_of(messages)
+            if any(one.exchange is None or travels_scaled(one.exchange) for one in messages):
+                own["settings"]["scale of the scaler"] = repr(scale_of(settings.scaler))
         except Exception as error:
             post_refusal(who, error)
             post_refusal(shards, error)

@@ -31,7 +31,8 @@ def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
         for rank in absent if signs else ():
             place = signs[rank].place
             at = (place.step, place.num_calls)
-            if at == (step, engine.num_calls - 1) and place.launched >= num_messages:
+            is_whole = at == (step, engine.num_calls - 1) and place.launched >= num_messages
+            if is_whole or place.step > step:
                 text = f"rank {rank} of {who.world} has all its gradients of this step, and {mine}"
                 how = "all ranks must repeat it, or none"
                 raise engine.lose((engine.rank,), step, text, how, ExitCode.MISTAKE)

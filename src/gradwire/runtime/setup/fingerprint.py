@@ -21,7 +21,7 @@ Described = tuple[str, tuple[int, ...], str, str]
 """One tensor of the model: its name, shape, dtype and treatment."""
 
 NETWORK = "network"
-_SETTINGS, _TENSORS, _REFUSAL = "settings", "tensors", "refusal"
+SETTINGS, _TENSORS, _REFUSAL = "settings", "tensors", "refusal"
 
 
 def fingerprint(
@@ -29,7 +29,7 @@ def fingerprint(
 ) -> Fingerprint:
     """Versions, settings, and every tensor's name, shape, dtype and treatment."""
     return {
-        _SETTINGS: {
+        SETTINGS: {
             "gradwire version": __version__,
             "wire version": WIRE,
             "torch version": torch.__version__.partition("+")[0],
@@ -131,7 +131,7 @@ def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> 
 
 def difference(one: Fingerprint, other: Fingerprint) -> str | None:
     """The first thing in which two ranks' fingerprints differ; None if they are the same."""
-    settings, others = one[_SETTINGS], other[_SETTINGS]
+    settings, others = one[SETTINGS], other[SETTINGS]
     both = [key for key in settings if key in others]
     if text := first_difference(*({key: part[key] for key in both} for part in (settings, others))):
         return text

@@ -94,6 +94,11 @@ class ModuleHooks:
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             if self.overlap is not None:
                 self.overlap.take(name)
+            if self._synchroniser.open and self._is_retry(name):  # of a step that accumulates
+                try:
+                    self._synchroniser.abandon(name, is_retry=True)
+                except RankFailed as failure:
+                    self._failed(failure)
             self._synchroniser.look(self._progress.step)  # what accumulates is this rank's own
             return
         try:
@@ -121,7 +126,9 @@ class ModuleHooks:
             synchroniser.abandon(name, is_retry=self._is_retry(name))
         if not synchroniser.open:
             self._open_step()
-            self._progress.queue_end(self._end_backward, behind_others=self.ends_behind_others)
+            self._progress.queue_end(
+                self._end_backward, self._hand_in_rest, behind_others=self.ends_behind_others
+            )
 
     def _is_retry(self, name: str) -> bool:
         """Whether an earlier backward pass raised, and the loop has let go of its gradients since.
@@ -213,12 +220,23 @@ class ModuleHooks:
         except RankFailed as failure:
             self._failed(failure)
 
-    def _finish(self) -> None:
+    def _hand_in_rest(self) -> None:
+        """Hands in what no hook has brought, before any attached model waits for its means."""
+        try:
+            self._complete()
+        except RankFailed as failure:
+            self._failed(failure)
+
+    def _complete(self) -> None:
         synchroniser = self._synchroniser
         for name in [name for name in self.params if name not in synchroniser.grads]:
             # A gradient that accumulated under no_sync counts, though no hook brought it today.
             grad = self._expected(name, self.params[name])
             synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
+
+    def _finish(self) -> None:
+        synchroniser = self._synchroniser
+        self._complete()
         synchroniser.close()
         self._progress.mark_backward(wall_clock())
         if self.overlap is None:

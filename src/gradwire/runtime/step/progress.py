@@ -89,14 +89,30 @@ class Progress:
         mine.append(self.backward)
         return ended
 
-    def queue_end(self, end: Callable[[], None], *, behind_others: bool = False) -> None:
+    def queue_end(
+        self,
+        end: Callable[[], None],
+        before: Callable[[], None] = lambda: None,
+        *,
+        behind_others: bool = False,
+    ) -> None:
         """Has autograd call ``end`` when this backward pass has ended, still inside backward().
 
         Autograd drops the callback if the pass raises, which the next one notices. It comes
-        ``behind_others`` that are queued at the end, as FSDP's are.
+        ``behind_others`` that are queued at the end, as FSDP's are. What every attached model does
+        ``before`` it waits is done before any of them waits: ranks may reach models in any order.
         """
         queue, ended = torch.autograd.Variable._execution_engine.queue_callback, self.ending(end)
-        queue((lambda: queue(ended)) if behind_others else ended)
+
+        def first() -> None:
+            try:
+                before()
+            except BaseException:
+                self.backward = lambda: None
+                raise
+            queue(ended)
+
+        queue((lambda: queue(first)) if behind_others else first)
 
     @property
     def _engine(self) -> Engine:
