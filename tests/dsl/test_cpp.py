@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import platform
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from gradwire.kernels import compiler
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import same_bits
+from tests.dsl.attempts import program
 from tests.dsl.programs import EXAMPLES
 from tests.each import each
 
@@ -93,3 +95,43 @@ def test_a_minus_of_a_minus_is_no_decrement() -> None:
             return gl.map(q, lambda bit: bit * top - -low)
 
     assert_agreement(twice(block=64), twice(block=64).kernels().built, (65, 300))
+
+
+@each("start", [3.4028235e38, 1e39, 1e300, 10**40])
+def test_a_start_beyond_float32_is_rounded_as_constants_are(start: Any) -> None:
+    codec = program(
+        lambda self, g: gl.concat(
+            least=gl.reduce(g, lambda a, b: gl.where(a < b, a, b), start),
+            q=gl.map(g, lambda x: gl.uint1(x > 0)),
+        ),
+        lambda self, sent: gl.map(gl.extract(sent)[1], lambda q: q * gl.extract(sent)[0]),
+    )
+    grad_N = torch.tensor([3.0, -2.0, 5.0])
+    compiled = codec.encode(None, grad_N)[0].buffer
+    with compiler.reference_only():
+        interpreted = codec.encode(None, grad_N)[0].buffer
+    assert torch.equal(compiled, interpreted)
+    assert compiled[:4].view(torch.float32).item() == -2.0
+
+
+def test_equal_settings_are_one_program_in_either_order() -> None:
+    """-0.0 equals 0.0, so the second that is made would be given the first one's kernels."""
+
+    def made() -> Any:
+        class inverse(Program):
+            s: float = 0.0
+
+            def encode(self, g: Any) -> Any:
+                return gl.concat(q=gl.map(g, lambda x: x * 0 + 1 / gl.float32(self.s)))
+
+            def decode(self, sent: Any) -> Any:
+                return gl.map(gl.extract(sent)[0], lambda q: q)
+
+        return inverse
+
+    def sent(codec: Any) -> list[int]:
+        numbers: list[int] = codec.encode(None, torch.ones(1))[0].buffer.tolist()
+        return numbers
+
+    first, second = made(), made()
+    assert [sent(first(s=0.0)), sent(first(s=-0.0))] == [sent(second(s=s)) for s in (-0.0, 0.0)]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import gradwire as gw
 from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.profile import Profile
 from scripts.catalogue.entries import FAMILIES, MODELS
 from scripts.make_catalogue import FOLDER, render
@@ -189,3 +193,20 @@ def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
         catalogue.load("bert-base")
     with pytest.raises(InvalidSetting):
         catalogue.load("../cost/profile")
+
+
+LINE = LineFit(alpha_s=1e-4, per_unit_s=1e-9)
+MEASURED = Cluster(
+    num_ranks=4,
+    rate_bytes_per_s=1.25e9,
+    codecs={"dgc": CodecFit(encode=LINE, decode=LINE, merge=LINE)},
+)
+
+
+@each("planner, settings", [("auto", {"fidelity": "any"}), ("ssfusion", {})])
+@each("model", ["gpt2_xl", "bloom_3b"])
+def test_no_message_is_longer_than_an_int32_can_tell(
+    model: str, planner: str, settings: dict[str, Any]
+) -> None:
+    profile = catalogue.load(model)
+    gw.simulate(gw.plan(planner, profile, MEASURED, **settings), profile, MEASURED)

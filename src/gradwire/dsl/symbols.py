@@ -309,7 +309,7 @@ def fold_by(udf: Callable[[Any, Any], Number], value: Node, start: float | int |
         refuse("reduce by a function of your own", "give start=, the value that changes nothing")
     if not isinstance(first, Real if value.dtype is FLOAT32 else Integral):
         refuse(f"reduce of {value.dtype!r} from {first!r}", "start is a number of that type")
-    lifted(first, value.dtype)
+    first = lifted(first, value.dtype).arg  # rounded as every constant is
     if neutral is not None and neutral != first:
         refuse(f"reduce by {body.op.value} from {first}", "leave start out and add it afterwards")
     return ir.Fold(body, first)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, product, starmap
+from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -251,7 +252,16 @@ class Blend:
         return estimate(self.exchange, numel, getattr(torch, first.dtype), self.tariff)
 
     def seconds(self, draft: Draft) -> float:
-        """About what ``price.iteration_s`` says of the draft's plan."""
+        """About what ``price.iteration_s`` says of the draft's plan.
+
+        Infinite where a message holds more elements than the exchange takes.
+        """
+        try:
+            return self._seconds(draft)
+        except InvalidSetting:
+            return inf
+
+    def _seconds(self, draft: Draft) -> float:
         messages = self.messages(draft)
         iteration = Iteration(
             self.profile,

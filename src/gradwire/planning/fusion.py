@@ -177,6 +177,9 @@ class _Table:
         gather_AB = cost.gather_each_s(np.maximum(upto_B - upto_B[:, None], 1.0))
         place_B = np.arange(len(upto_B))
         gather_AB[place_B[:, None] >= place_B] = np.inf
+        # An int32 tells an element's place in a group; one tensor cannot be cut.
+        is_several = place_B - place_B[:, None] > 1
+        gather_AB[is_several & (upto_B - upto_B[:, None] >= 2**31)] = np.inf
         for border, (before, after) in enumerate(pairwise(every), 1):
             if before.tensor.dtype != after.tensor.dtype:
                 gather_AB[:border, border + 1 :] = np.inf

@@ -379,8 +379,12 @@ def test_wrong_steps_are_refused(
 def test_wrong_models_and_numbers_are_refused() -> None:
     model = nn.Linear(3, 2)
     step = step_of(model)
-    with pytest.raises(InvalidSetting, match="iterations must be 1 or more, got 0"):
-        profile(model, step, iterations=0)
+    for wrong in 0, 2.5, "a":
+        with pytest.raises(InvalidSetting, match=f"iterations must be .*, got '?{wrong}"):
+            profile(model, step, iterations=wrong)  # type: ignore[arg-type]
+    for wrong in 0, -1:
+        with pytest.raises(InvalidSetting, match=f"batch_size must be .*, got {wrong}"):
+            profile(model, step, iterations=1, batch_size=wrong)
     with pytest.raises(InvalidSetting, match="trainable parameters"):
         profile(nn.ReLU(), step)
     compiled = nn.Linear(3, 2)

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...contract.bounds import check_whole
 from ...errors import InvalidSetting, invalid
 from ...runtime.step.hooked import Hooked
 from ...runtime.step.messages import as_reals
@@ -269,8 +270,10 @@ def profile(
         raise invalid("model", type(model).__name__, "one with trainable parameters", "unfreeze")
     devices = {parameter.device for parameter in watched.values()}
     default = ITERATIONS["cuda" if any(device.type == "cuda" for device in devices) else "cpu"]
-    if iterations is not None and iterations < 1:
-        raise invalid("iterations", iterations, "1 or more", f"{default} is the default")
+    if iterations is not None:
+        check_whole("iterations", iterations, f"{default} is the default")
+    if batch_size is not None:
+        check_whole("batch_size", batch_size, "leave it out to read it off the model")
     iterations = iterations or default
     with untouched(model):
         seen = _observe(model, watched, step)

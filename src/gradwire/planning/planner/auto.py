@@ -27,6 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from math import inf
+from operator import itemgetter
 
 from ...errors import invalid
 from ..data.cluster import Cluster
@@ -108,10 +110,12 @@ def _compressed(
 ) -> Iterator[tuple[str, Plan]]:
     """The best plans of compressors, each beside what stays dense, by the compressors' names."""
     overlaps = _overlaps(overlap_forward)
-    best = sorted(_possible(profile, cluster, fidelity), key=first_seconds)
+    possible = [(first_seconds(one), one) for one in _possible(profile, cluster, fidelity)]
+    best = [one for seconds, one in sorted(possible, key=itemgetter(0)) if seconds < inf]
     made = [(one.name, one.plan(best_draft(one, overlaps)[1])) for one in best[:JUDGED]]
     if cluster.num_ranks < MANY:  # such chunks of many ranks differ, which takes seconds to price
-        made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one in best[:PLAIN]]
+        whole = [one for one in best[:PLAIN] if one.seconds(DEFAULT) < inf]
+        made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one in whole]
     for name, plan in made:
         if any(message.exchange != DENSE for message in plan.messages):
             yield name, plan

@@ -134,7 +134,9 @@ def estimate(
     share = (numel - low) / (3 * low)
     figures = below = _figures_at(exchange, low, dtype, tariff)
     if share:
-        above = _figures_at(exchange, 4 * low, dtype, tariff)
+        high = 4 * low if low < 4**15 or numel >= 2**31 else 2**31 - 2**16
+        share = (numel - low) / (high - low)
+        above = _figures_at(exchange, high, dtype, tariff)
         figures = [one + share * (other - one) for one, other in zip(below, above, strict=True)]
     before_s, beside_s, latency_s, work_s, after_s, sent_bytes, num_verbs = figures
     joint = Joint("estimate", (), 0, Price(latency_s, work_s))
