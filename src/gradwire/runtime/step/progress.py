@@ -92,7 +92,7 @@ class Progress:
     def queue_end(
         self,
         end: Callable[[], None],
-        before: Callable[[], None] = lambda: None,
+        before: Callable[[], None] | None = None,
         *,
         behind_others: bool = False,
     ) -> None:
@@ -101,10 +101,12 @@ class Progress:
         Autograd drops the callback if the pass raises, which the next one notices. It comes
         ``behind_others`` that are queued at the end, as FSDP's are. What every attached model does
         ``before`` it waits is done before any of them waits: ranks may reach models in any order.
+        DDP hands in all by itself, and reads the means as soon as its own callback is over.
         """
         queue, ended = torch.autograd.Variable._execution_engine.queue_callback, self.ending(end)
 
-        def first() -> None:
+        def handed_in() -> None:
+            assert before is not None
             try:
                 before()
             except BaseException:
@@ -112,6 +114,7 @@ class Progress:
                 raise
             queue(ended)
 
+        first = ended if before is None else handed_in
         queue((lambda: queue(first)) if behind_others else first)
 
     @property
