@@ -27,8 +27,13 @@ from tests.laws.broken import _with
 from tests.laws.cases import compressors, kind_of, name_of, own_exchanges
 from tests.laws.test_laws_bite import rejected
 
-COLLECTIVES = (*examples("collective"), casync_ps(room_bytes=1024), casync_ring(half_bytes=1024))
-"""With settings under which messages as short as these go in rounds and in halves."""
+COLLECTIVES = (
+    *examples("collective"),
+    casync_ps(room_bytes=1024, partitions=2),
+    casync_ring(half_bytes=1024, partitions=2),
+)
+"""With settings under which messages as short as these go in rounds and in halves, and the first
+rank serves the last part."""
 
 
 def _all() -> list[Exchange]:

@@ -70,7 +70,7 @@ def _steps(exchange: Exchange, case: Case, encode: Encode | None = None) -> list
     """The means and the tensors of all states after each step."""
     draw, found = random.Random(case.seed), []
     states = case.states(exchange)
-    members = [Member(rank, case.world) for rank in range(case.world)]
+    members = case.members()
     for step in range(NUM_STEPS):
         grads = case.grads(step)
         if encode is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
-from gradwire.contract import Exchange, Member
+from gradwire.contract import Exchange
 from gradwire.exchange.error_feedback import feedback_refusal, with_error_feedback
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
@@ -36,7 +36,7 @@ def law_residuals_stay_bounded(exchange: Exchange, case: Case) -> bool:
     if feedback_refusal(exchange) is not None:
         return False
     kept = with_error_feedback(exchange)
-    states, members = case.states(kept), [Member(rank, case.world) for rank in range(case.world)]
+    states, members = case.states(kept), case.members()
     norms: list[float] = []
     for number in range(NUM_STEPS):
         texts = [
@@ -80,7 +80,7 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
     """
     keeps = feedback_refusal(exchange) is None
     tried = with_error_feedback(exchange) if keeps else exchange
-    states, members = case.states(tried), [Member(rank, case.world) for rank in range(case.world)]
+    states, members = case.states(tried), case.members()
     near = accuracy(exchange, case)
     exact = isinstance(exchange, Pair) and exchange.codec.traits.lossless
     old_N, owed_N = torch.zeros(2, case.numel, dtype=torch.float64)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.contract import Exchange, State
+from gradwire.contract import Exchange, Member, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.error_feedback import residuals
 
@@ -36,6 +36,10 @@ class Case:
         side = isqrt(self.numel // 2)
         shapes = ((side, side), (side, side), (self.numel - 2 * side * side,))
         return TensorSpec("gradient", self.numel, self.dtype, shapes=shapes)
+
+    def members(self) -> list[Member]:
+        """Every rank's part in a message, which is the first of its exchange for no seed."""
+        return [Member(rank, self.world, turn=1 + self.seed) for rank in range(self.world)]
 
     def states(self, exchange: Exchange) -> list[State]:
         """One rank's state each, before the first step."""

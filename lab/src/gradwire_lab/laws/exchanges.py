@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.contract import Exchange, Member, Result, State
+from gradwire.contract import Exchange, Result, State
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.by_name import clone_state, definition, run_local
@@ -279,7 +279,7 @@ def law_an_undone_step_leaves_no_trace(exchange: Exchange, case: Case) -> bool:
         return False
     kept, found = ErrorFeedback(exchange), []
     for steps in ((0, 1, 2), (0, 2)):
-        members = [Member(rank, case.world) for rank in range(case.world)]
+        members = case.members()
         states = case.states(kept)
         for step in steps:
             grads, before = case.grads(step), clone_state(tuple(states))

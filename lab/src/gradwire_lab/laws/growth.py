@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.contract import Exchange, Member
+from gradwire.contract import Exchange
 from gradwire.exchange.error_feedback import feedback_refusal, with_error_feedback
 from gradwire.exchange.local import drive
 
@@ -37,7 +37,7 @@ def law_means_do_not_grow_over_ranks_and_steps(exchange: Exchange, case: Case) -
     if case.world == 1 or case.numel == 0:
         return False
     kept = with_error_feedback(exchange) if feedback_refusal(exchange) is None else exchange
-    states, members = case.states(kept), [Member(rank, case.world) for rank in range(case.world)]
+    states, members = case.states(kept), case.members()
     common_N = case.grads()[0]
     got_N, want_N = (torch.zeros(case.numel, dtype=torch.float64) for _ in range(2))
     for number in range(NUM_STEPS):

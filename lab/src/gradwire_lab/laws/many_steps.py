@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.contract import Exchange, Member
+from gradwire.contract import Exchange
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import feedback_refusal, with_error_feedback
 from gradwire.exchange.local import drive
@@ -96,7 +96,7 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
     if feedback_refusal(exchange) is not None:
         return False
     kept = with_error_feedback(exchange)
-    states, members = case.states(kept), [Member(rank, case.world) for rank in range(case.world)]
+    states, members = case.states(kept), case.members()
 
     def step(grads: list[Tensor]) -> float:
         texts = [
