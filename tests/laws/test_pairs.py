@@ -10,9 +10,11 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
+from gradwire.collective.steps.chunks import Chunks
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.contract import Exchange
@@ -98,6 +100,17 @@ def test_twelve_steps_of_all_with_all(place: int) -> None:
 def test_the_law_bites(wrong: Any) -> None:
     with rejected(by=law_means_follow_the_dense_mean):
         law_means_follow_the_dense_mean(wrong, LARGE[0])
+
+
+def test_the_law_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks that are cut in the order of ranks are wrong where the first rank has the last one."""
+
+    def in_order_of_ranks(self: Chunks, flat_N: Tensor) -> list[Tensor]:
+        return list(flat_N.split([stop - start for start, stop in self.bounds]))
+
+    monkeypatch.setattr(Chunks, "of", in_order_of_ranks)
+    with rejected(by=law_means_follow_the_dense_mean):
+        law_means_follow_the_dense_mean(_with(casync_ps(partitions=2)), LARGE[0])
 
 
 def test_the_law_accepts_what_these_are_made_of() -> None:

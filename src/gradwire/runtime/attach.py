@@ -38,7 +38,7 @@ from .failure.uncaught import leave_by_cause
 from .grid.dtensors import has_dtensors, refuse_other_shards, reshard, shard_of, sharded_modules
 from .grid.shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
 from .handle import Handle
-from .setup.fingerprint import NETWORK, Fingerprint, agree, fingerprint, post_refusal
+from .setup.fingerprint import NETWORK, SETTINGS, Fingerprint, agree, fingerprint, post_refusal
 from .setup.options import FailurePolicy, Options, or_defaults, takes_options
 from .setup.pairs import DTENSORS, Facts, caution, refusal_of, refuse_pairs
 from .setup.refusals import Strangers, refuse_wrong_model, sole_ddp
@@ -227,7 +227,7 @@ class Attachment:
             refuse_float16(messages, settings.scaler)
             own[NETWORK] = network_of(messages)
             if any(one.exchange is None or travels_scaled(one.exchange) for one in messages):
-                own["settings"]["scale of the scaler"] = repr(scale_of(settings.scaler))
+                own[SETTINGS]["scale of the scaler"] = repr(scale_of(settings.scaler))
         except Exception as error:
             post_refusal(who, error)
             post_refusal(shards, error)

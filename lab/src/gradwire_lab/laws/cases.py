@@ -38,7 +38,7 @@ class Case:
         return TensorSpec("gradient", self.numel, self.dtype, shapes=shapes)
 
     def members(self) -> list[Member]:
-        """Every rank's part in a message, which is the first of its exchange for no seed."""
+        """Every rank's part in a message, whose turn is not the first: the seed chooses it."""
         return [Member(rank, self.world, turn=1 + self.seed) for rank in range(self.world)]
 
     def states(self, exchange: Exchange) -> list[State]:
