@@ -79,15 +79,20 @@ MODELS = (Frozen, Tied, Mixed, OneParameter, OneElement, Recomputed, Empty, Stri
 
 def lossy(rank: int, world: int, make: Callable[[], nn.Module]) -> list[str]:
     found = []
-    for exchange, wrapped in ((ONEBIT, False), (TOPK, True)):
-        net = make()
-        model = ddp(net) if wrapped else net
-        handle = gw.attach(
-            model, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=everything)
-        )
-        train(model, adamw(model.parameters()), rank, range(4))
-        handle.detach()
-        found.append(digest(net))
+    for exchange in (ONEBIT, TOPK):
+        kept = []
+        for wrapped in (False, True):
+            net = make()
+            model = ddp(net) if wrapped else net
+            handle = gw.attach(
+                model, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=everything)
+            )
+            train(model, adamw(model.parameters()), rank, range(4))
+            kept.append(handle.residuals())
+            handle.detach()
+            found.append(digest(net))
+        for name, alone in kept[0].items():
+            torch.testing.assert_close(kept[1][name], alone)
     return found
 
 

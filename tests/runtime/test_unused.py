@@ -21,6 +21,7 @@ from tests.runtime.training import (
     ONEBIT,
     TOPK,
     adamw,
+    ddp,
     digest,
     everything,
     loss_of,
@@ -31,17 +32,18 @@ from tests.runtime.training import (
 pytestmark = pytest.mark.multi
 
 
-def pending(rank: int, world: int) -> None:
+def pending(rank: int, world: int, wrapped: bool) -> None:
     """Left takes part in steps 0 and 3; what step 0 did not deliver waits, whole, for step 3."""
     model = Branches(lambda step: (step in (0, 3), True))
+    net = ddp(model, find_unused_parameters=True) if wrapped else model
     handle = gw.attach(
-        model, exchange_for(gw.compress.topk(density=0.25)), **keywords(bucket_cap_mb=0.001)
+        net, exchange_for(gw.compress.topk(density=0.25)), **keywords(bucket_cap_mb=0.001)
     )
     weight = model.left.weight
     arrivals, waiting, delivered = [], [], []
     for step in range(4):
-        model.zero_grad()
-        loss_of(model, rank, step).backward()
+        net.zero_grad()
+        loss_of(net, rank, step).backward()
         arrivals.append(weight.grad is not None)
         waiting.append(handle.residuals()["left.weight"].clone())
         if weight.grad is not None:
@@ -54,8 +56,11 @@ def pending(rank: int, world: int) -> None:
     assert delivered[1] > 0
 
 
-def test_a_residual_of_an_unused_parameter_waits_for_its_next_use(two: Ranks) -> None:
-    two.run(pending)
+@each("wrapped", [False, True])
+def test_a_residual_of_an_unused_parameter_waits_for_its_next_use(
+    wrapped: bool, two: Ranks
+) -> None:
+    two.run(pending, wrapped)
 
 
 def never_used(rank: int, world: int, exchange: Exchange) -> tuple[bool, str]:

@@ -23,9 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import InvalidSetting
 from ..device.streams import SideStream
 from ..overlap.overlap import Overlap
-from ..step.hooked import Hooked
+from ..step.hooked import Hooked, untraced
 from ..step.messages import Grads, as_reals, grad_as_reals
 from ..step.progress import Progress
+from ..step.synchroniser import Synchroniser
 from ..step.task_graph import wall_clock
 
 _serving: WeakKeyDictionary[DistributedDataParallel, Callable[[], DDPHooks | None]]
@@ -53,7 +54,7 @@ def serve_hook(
                 "has one hook, and mixed_precision= takes it too: build it without, then attach"
             ) from error
         ddp._comm_hooks.pop()  # DDP's reducer has the hook; this list is what copies would take
-    hooks = DDPHooks(progress, params)
+    hooks = DDPHooks(progress, params, ddp)
     _serving[ddp] = weakref.ref(hooks)
     return hooks
 
@@ -119,13 +120,25 @@ class DDPHooks:
 
     ``on_end`` is called when all means of a backward pass are in DDP's buckets, still inside
     backward().
+
+    DDP hands in zeros for parameters that this rank did not use. Where it finds them in each step
+    (``find_unused_parameters``), it drops the mean of one that no rank used. So its residual must
+    not be delivered: this rank hands in None, and ranks tell each other which they used.
     """
 
     overlap: Overlap | None = None
     """None: DDP ends a backward pass when all means are there."""
 
-    def __init__(self, progress: Progress, params: list[tuple[str, Tensor]]) -> None:
+    def __init__(
+        self, progress: Progress, params: list[tuple[str, Tensor]], ddp: DistributedDataParallel
+    ) -> None:
         self._progress, self._synchroniser = progress, progress.synchroniser
+        self._finds_unused = ddp.find_unused_parameters and not ddp.static_graph
+        self._shows_buckets = ddp.gradient_as_bucket_view
+        self._used: set[str] = set()
+        """The parameters that this rank used since the last step, as DDP itself knows them."""
+        watched = params if self._finds_unused else ()
+        self._hooks = [_noted(param, name, self._used) for name, param in watched]
         self._is_removed = False
         self.on_end: Callable[[], None] | None = None
         self._names = {id(param): name for name, param in params}
@@ -136,6 +149,8 @@ class DDPHooks:
     def remove(self) -> None:
         """Leaves the model to DDP's plain all-reduce."""
         self._is_removed = True
+        for hook in self._hooks:
+            hook.remove()
 
     @property
     def has_left(self) -> bool:
@@ -148,14 +163,19 @@ class DDPHooks:
         synchroniser = self._synchroniser
         if not synchroniser.open:
             self._begin()
-        names = [self._names[id(param)] for param in bucket.parameters()]
+        params: list[Tensor] = bucket.parameters()
+        names = [self._names[id(param)] for param in params]
         buffer = bucket.buffer()
         side = synchroniser.streams.side(buffer.device)
-        entry = _Bucket(names, buffer, synchroniser.ends_of(names), side)
+        entry = _Bucket(names, buffer, synchroniser, side)
         self._waiting.append(entry)
         grads = [buffer] if buffer.is_sparse else _gradients(bucket)
-        for name, grad in zip(names, grads, strict=True):
-            synchroniser.ready(name, grad)
+        for param, name, grad in zip(params, names, grads, strict=True):
+            if buffer.is_sparse or self._is_used(param, name):
+                synchroniser.ready(name, grad)
+            else:
+                entry.absent[name] = grad
+                synchroniser.ready(name, None)
         is_last = synchroniser.complete
         if is_last:
             self._close(entry)
@@ -167,7 +187,14 @@ class DDPHooks:
             self._end_backward()  # of the other ranks, as this one has joined
         return entry.future
 
+    def _is_used(self, param: Tensor, name: str) -> bool:
+        """Whether a parameter takes part in the step: also one whose ``.grad`` shows the bucket."""
+        if not self._synchroniser.counts_use or name in self._used:
+            return True
+        return self._shows_buckets and param.grad is not None and _is_in_backward()
+
     def _begin(self) -> None:
+        self._synchroniser.counts_use = self._finds_unused and self._synchroniser.keeps_state
         self._synchroniser.check.trains = _is_in_backward()  # not once its data have ended
         self._progress.begin_step()
         self._over = threading.Event()
@@ -208,12 +235,14 @@ class DDPHooks:
         complete = last.completion(synchroniser.grads)
         synchroniser.open = False
         self._waiting.remove(last)
+        self._used.clear()
 
         def end(failure: BaseException | None) -> None:
             try:
                 if failure is None:
                     progress.mark_wait(backward_end_s, wall_clock())
                     with synchroniser.streams.beside():
+                        synchroniser.take_back_unused()
                         progress.end_step()
             finally:
                 complete(failure)
@@ -278,22 +307,40 @@ class DDPInTurn:
             self.on_end()
 
 
+def _noted(param: Any, name: str, used: set[str]) -> Any:
+    """A hook that notes a parameter as ``used`` where a backward pass leaves it a gradient."""
+
+    def note(param: Tensor) -> None:
+        if param.grad is not None:
+            used.add(name)
+
+    return param.register_post_accumulate_grad_hook(untraced(note))
+
+
 def _gradients(bucket: Any) -> list[Tensor]:
     """The gradients in a bucket, complex ones as reals.
 
-    Of complex gradients torch gives a hook the real view of the buffer, cut where it would be cut
-    were it complex. So they are cut here, with their parameters' strides as torch does it.
+    They have their parameters' strides in it, which torch's own list does not know. Of complex
+    gradients torch gives a hook the real view of the buffer, cut where it would be cut were it
+    complex.
     """
     params: list[Tensor] = bucket.parameters()
     if not params[0].is_complex():
-        return bucket.gradients()  # type: ignore[no-any-return]
+        return [*map(_laid_out, bucket.gradients(), params)]
     whole = torch.view_as_complex(bucket.buffer().view(-1, 2))
-    grads = []
-    for param, part in zip(params, torch.split(whole, [p.numel() for p in params]), strict=True):
-        is_dense = torch.empty_like(param, device="meta").stride() == param.stride()
-        grad = part.as_strided(param.shape, param.stride()) if is_dense else part.view(param.shape)
-        grads.append(grad_as_reals(grad, as_reals(param).shape))
-    return grads
+    parts = torch.split(whole, [p.numel() for p in params])
+    return [
+        grad_as_reals(_laid_out(part, param), as_reals(param).shape)
+        for part, param in zip(parts, params, strict=True)
+    ]
+
+
+def _laid_out(part: Tensor, param: Tensor) -> Tensor:
+    """A parameter's part of a bucket with its strides, which torch gives it if it is dense."""
+    if param.is_contiguous():
+        return part.view(param.shape)
+    is_dense = torch.empty_like(param, device="meta").stride() == param.stride()
+    return part.as_strided(param.shape, param.stride()) if is_dense else part.view(param.shape)
 
 
 def _is_in_backward() -> bool:
@@ -305,11 +352,14 @@ class _Bucket:
     """One of DDP's buckets on its way."""
 
     def __init__(
-        self, names: list[str], buffer: Tensor, messages: list[int], side: SideStream | None
+        self, names: list[str], buffer: Tensor, synchroniser: Synchroniser, side: SideStream | None
     ) -> None:
-        self.names, self.buffer, self.messages, self._side = names, buffer, messages, side
+        self.names, self.buffer, self._side = names, buffer, side
+        self.messages, self._synchroniser = synchroniser.ends_of(names), synchroniser
         devices: Any = [] if side is None else [side.device]
         self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        self.absent: dict[str, Tensor] = {}
+        """The places of gradients in the bucket that this rank handed in as None, by name."""
 
     def completion(self, grads: Grads) -> Callable[[BaseException | None], None]:
         """The function to call when all messages of this bucket are done or the step failed."""
@@ -321,6 +371,8 @@ class _Bucket:
                 sparse = grads[self.names[0]] if self.buffer.is_sparse else None
                 # The future is complete when what was launched on the current stream is done.
                 with nullcontext() if self._side is None else self._side.use():
+                    for name, grad in self.absent.items():
+                        grad.copy_(self._synchroniser.mean(name))
                     self.future.set_result(self.buffer if sparse is None else sparse)
 
         return complete

@@ -102,7 +102,8 @@ class Synchroniser:
         flags = [m.flags_F for m in self.flat_messages if m.flags_F is not None]
         self._flags_F = flags[-1] if flags else None
         """The sum of all ranks' flags: above 0 for each parameter that one of them used."""
-        self._keeps_state = any(any(leaves(m.state)) for m in self.flat_messages)
+        self.keeps_state = any(any(leaves(m.state)) for m in self.flat_messages)
+        """Whether messages keep anything for later steps."""
         slots = [slot for message in self.flat_messages for slot in message.slots]
         self.cut = {slot.name for slot in slots if not slot.is_whole}
         """The parameters of which ranges of the flat gradient travel apart."""
@@ -145,7 +146,7 @@ class Synchroniser:
             self._queue = self.of(names)
         self._turn = step if turn is None else turn
         self.look(self._turn, names)
-        looks = self.undoes_skipped and self._keeps_state
+        looks = self.undoes_skipped and self.keeps_state
         if looks or self.report.confirms:
             for message in self.flat_messages:
                 message.begin_step(looks=looks)
@@ -293,7 +294,7 @@ class Synchroniser:
         `retry`. Else this raises ``LoopMistake``.
         """
         if self.engine.world > 1:
-            if not is_retry or (self._keeps_state and not self.report.confirms):
+            if not is_retry or (self.keeps_state and not self.report.confirms):
                 raise self.engine.give_up(
                     f"the gradient of {name} came after an earlier backward pass that raised "
                     "before its end, or twice in one, as the parameter is shared by segments of a "
@@ -431,7 +432,7 @@ class Synchroniser:
         A scaler skips a step where it finds an inf or a NaN. Means have the same bits on all ranks,
         so all undo the step or none does.
         """
-        looks = self.undoes_skipped and self._keeps_state
+        looks = self.undoes_skipped and self.keeps_state
         if looks or self.report.confirms:
             is_skipped = looks and not all(message.is_finite for message in self.messages)
             for flat in self.flat_messages:
@@ -442,12 +443,17 @@ class Synchroniser:
         if self._marks is not None:
             self._marks.follow()
         self.open = False
-        absent = [name for name, grad in self.grads.items() if grad is None]
-        if not absent:
-            return set()
-        unused = self.unused
+        return self.take_back_unused()
+
+    def take_back_unused(self) -> set[str]:
+        """Undoes a step whose means are all here for parameters that no rank used.
+
+        Returns as ``finish``.
+        """
+        absent = {name for name, grad in self.grads.items() if grad is None}
+        unused = self.unused if absent else set()
         for name in unused:
             for message in self._messages_of[name]:
                 if isinstance(message, Message):
                     message.take_back(name)
-        return {name for name in absent if name not in unused}
+        return absent - unused
