@@ -211,12 +211,26 @@ def test_kept_fields_are_decoded_by_scatter(case):
         program(encode, decode)
 
 
+class annotated(Program):
+    """A setting whose annotation is a type and no text, as without the import from __future__."""
+
+    __annotations__ = {"share": float}
+    share = 0.5
+
+    def encode(self, gradient):
+        return concat(q=map(gradient, lambda x: x * self.share))
+
+    def decode(self, sent):
+        return extract(sent)[0]
+
+
 @each(
     "make, text",
     [
         (lambda: tbq(threshold="a"), "tbq threshold must be float"),
         (lambda: uniform(bitwidth=2.5), "uniform bitwidth must be int"),
         (lambda: uniform(seed=True), "uniform seed must be int"),
+        (lambda: annotated(share="a"), "annotated share must be float, got 'a'"),
         (lambda: uniform(bitwidth=3), "uniform bitwidth must be 1, 2, 4 or 8, got 3"),
         (lambda: int8(block=100), "a multiple of 64, 64 to "),
         (lambda: int8(block=0), "a multiple of 64, 64 to "),

@@ -13,7 +13,8 @@ from gradwire.errors import InvalidSetting, UnknownName
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.data.profile import Profile
+from gradwire.planning.data.plan import DENSE
+from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from scripts.catalogue.entries import FAMILIES, MODELS
 from scripts.make_catalogue import FOLDER, render
 from tests.each import each
@@ -210,3 +211,24 @@ def test_no_message_is_longer_than_an_int32_can_tell(
 ) -> None:
     profile = catalogue.load(model)
     gw.simulate(gw.plan(planner, profile, MEASURED, **settings), profile, MEASURED)
+
+
+@each("planner", ["ssfusion", "selective_fusion", "omgs", "cupcake", "espresso"])
+@each("numels", [(2**30, 2**30, 2**30 + 5, 2**20), (2**20, 2**31, 2**20)])
+def test_not_even_where_latency_would_fuse_all(planner: str, numels: tuple[int, ...]) -> None:
+    """A tensor that an int32 cannot tell the places of travels dense."""
+    layers = tuple(
+        Layer(
+            name=f"l{i}",
+            tensors=(ProfiledTensor(name=f"t{i}", shape=(n,)),),
+            forward_s=1e-4,
+            backward_s=1e-4,
+        )
+        for i, n in enumerate(numels)
+    )
+    profile = Profile(model="long", source="made up", batch_size=1, layers=layers)
+    cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e12, hop_s=0.1)
+    plan = gw.plan(planner, profile, cluster)
+    gw.simulate(plan, profile, cluster)
+    for message in plan.messages:
+        assert message.exchange == DENSE or sum(c.numel for c in message.chunks) < 2**31

@@ -60,6 +60,9 @@ def test_unknown_planners_and_settings_are_answered() -> None:
 def test_things_that_are_no_planner_no_profile_and_no_cluster() -> None:
     with pytest.raises(InvalidSetting, match="planner must be a planner's name or a function"):
         gw.plan(3, VGG16, EIGHT)  # type: ignore[arg-type]
+    for given, name in ((max, "max"), (dict, "dict"), (lambda: 0, "<lambda>")):
+        with pytest.raises(InvalidSetting, match=rf"\(profile, cluster, .*got '{name}'; write"):
+            gw.plan(given, VGG16, EIGHT)  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting, match="in this order, got 'Cluster and Profile'"):
         gw.plan("wfbp", EIGHT, VGG16)  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting, match="got 'str and Cluster'; read files with"):

@@ -194,6 +194,44 @@ def test_two_ranks_go_on_where_four_saved(four: Ranks, two: Ranks, tmp_path: Pat
         torch.testing.assert_close(found[name], left)
 
 
+def between_one_and_two(rank: int, world: int, folder: str) -> list[dict[str, Tensor]]:
+    """The owed mean of each parameter where two ranks saved, one went on, and two did again."""
+
+    def owed(handle: Any, num_ranks: int) -> dict[str, Tensor]:
+        found = {name: left / num_ranks for name, left in handle.residuals().items()}
+        for left in found.values() if num_ranks > 1 else ():
+            dist.all_reduce(left)
+        return found
+
+    net, apart = sharded(world), device_mesh((world, 1), ("apart", "own"))["own"]
+    handle = gw.fsdp.reduce_scatter(net, TOPK)
+    train(net, momentum(net), rank, range(3))
+    dcp.save({"gradwire": handle.sharded_state()}, checkpoint_id=folder)
+    alone = gw.fsdp.reduce_scatter(fully_shard(Net(), mesh=apart), TOPK)
+    state = {"gradwire": alone.sharded_state(saved_by=2)}
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    alone.load_state_dict(state["gradwire"])
+    found = [owed(handle, 2), owed(alone, 1)]
+    if not rank:
+        dcp.save({"gradwire": alone.sharded_state()}, checkpoint_id=f"{folder}/1", no_dist=True)
+    dist.barrier()
+    state = {"gradwire": handle.sharded_state(saved_by=1)}
+    dcp.load(state, checkpoint_id=f"{folder}/1")
+    handle.load_state_dict(state["gradwire"])
+    found.append(owed(handle, 2))
+    handle.detach()
+    alone.detach()
+    return found
+
+
+def test_one_rank_goes_on_where_two_saved_and_two_where_one_did(two: Ranks, tmp_path: Path) -> None:
+    for saved, alone, again in two.run(between_one_and_two, str(tmp_path)):
+        assert any(left.any() for left in saved.values())
+        for name, left in saved.items():
+            torch.testing.assert_close(alone[name], left)
+            torch.testing.assert_close(again[name], left)
+
+
 def wrong(rank: int, world: int) -> list[str]:
     told: list[str] = []
 

@@ -42,6 +42,8 @@ ENTRY_BYTES = 8
 """Bytes of one sparse element on the wire: an int32 index and a float32."""
 SIZE_BYTES = 8
 """Bytes that a rank tells of the size of its payload."""
+MOST_ELEMENTS = 2**31 - 1
+"""The most elements that are sparsified together, as an int32 tells the place of each."""
 
 
 class Arrival(NamedTuple):
@@ -141,6 +143,11 @@ def sparsifier(compressor: str, density: float) -> Compressor:
     return made
 
 
+def is_too_long(group: Iterable[Arrival]) -> bool:
+    """Whether a group has more elements than are sparsified together, so that it travels dense."""
+    return sum(one.numel for one, _ in group) > MOST_ELEMENTS
+
+
 def chunks_in(group: Iterable[Arrival]) -> tuple[Chunk, ...]:
     """The whole tensors of a group, as a message carries them."""
     return tuple(Chunk(tensor=one.name, start=0, stop=one.numel) for one, _ in group)
@@ -149,7 +156,8 @@ def chunks_in(group: Iterable[Arrival]) -> tuple[Chunk, ...]:
 def best_fusion(every: Sequence[Arrival], cost: SparseCost) -> list[list[Arrival]]:
     """The groups, in backward order, after which the last one arrives earliest.
 
-    Among numbers of groups that tie (within ``TIE``) it is the smallest. A group holds one dtype.
+    Among numbers of groups that tie (within ``TIE``) it is the smallest. A group holds one dtype,
+    and no more than ``MOST_ELEMENTS`` unless it is one tensor.
     """
     if not every:
         return []
@@ -177,9 +185,9 @@ class _Table:
         gather_AB = cost.gather_each_s(np.maximum(upto_B - upto_B[:, None], 1.0))
         place_B = np.arange(len(upto_B))
         gather_AB[place_B[:, None] >= place_B] = np.inf
-        # An int32 tells an element's place in a group; one tensor cannot be cut.
+        # One tensor cannot be cut, and travels dense if it is longer.
         is_several = place_B - place_B[:, None] > 1
-        gather_AB[is_several & (upto_B - upto_B[:, None] >= 2**31)] = np.inf
+        gather_AB[is_several & (upto_B - upto_B[:, None] > MOST_ELEMENTS)] = np.inf
         for border, (before, after) in enumerate(pairwise(every), 1):
             if before.tensor.dtype != after.tensor.dtype:
                 gather_AB[:border, border + 1 :] = np.inf

@@ -33,8 +33,17 @@ def with_settings(planner: str | Planner, **settings: Any) -> Planner:
 
 
 def settings_of(planner: Planner) -> list[str] | None:
-    """Names of a planner's settings; None where it takes any."""
-    parameters = inspect.signature(planner).parameters.values()
+    """Names of a planner's settings; None where it takes any.
+
+    Raises ``InvalidSetting`` for a function that takes no profile and cluster.
+    """
+    try:
+        signature = inspect.signature(planner)
+        signature.bind_partial(None, None)
+    except (TypeError, ValueError):  # too few parameters, or a built-in function that names none
+        accepted = "a planner's name, or a function (profile, cluster, *, settings)"
+        raise invalid("planner", name_of(planner), accepted, "write 'usbyte'") from None
+    parameters = signature.parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]

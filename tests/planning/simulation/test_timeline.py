@@ -167,8 +167,10 @@ def test_jitter_makes_ranks_differ_and_the_slowest_decides() -> None:
     "settings, words",
     [
         ({"ranks": "some"}, "'one' or 'all'"),
-        ({"ranks": "all", "jitter": -0.1}, "0 or more"),
-        ({"ranks": "all", "jitter": float("nan")}, "0 or more"),
+        ({"ranks": "all", "jitter": -0.1}, "0 to 10, got -0.1"),
+        ({"ranks": "all", "jitter": float("nan")}, "0 to 10, got nan"),
+        ({"ranks": "all", "jitter": 1e200}, "0 to 10, got 1e"),
+        ({"ranks": "all", "jitter": "a"}, "jitter must be a number"),
         ({"jitter": 0.1}, "use ranks='all'"),
     ],
 )

@@ -5,7 +5,8 @@ Source: Shi et al., "Communication-Efficient Distributed Deep Learning with Merg
     the authors' public code.
 Differences from the paper: costs are the cluster's measured lines and its all-gather, where the
     code has a model of one GPU's top-k. The last tensor is merged by the same rule as others, where
-    the code always merges it. Gradients of different dtypes are never merged.
+    the code always merges it. Gradients of different dtypes are never merged, and neither are 2^31
+    elements or more, of which an int32 could not tell the places.
 Settings: compressor, a sparsifier by name, and its density. Elements are selected from a whole
     group together, so a tensor of small gradients may send nothing for many steps. With ``inline``
     the backward pass waits for each encode, as in the paper, where both need the GPU. Without, the
@@ -30,7 +31,7 @@ from itertools import zip_longest
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.fusion import Arrival, SparseCost, arrivals
+from gradwire.planning.fusion import MOST_ELEMENTS, Arrival, SparseCost, arrivals
 from gradwire.planning.simulation.closed_form import Lane
 
 from ..planning.flat_plan import flat_plan
@@ -67,7 +68,7 @@ def _merged(every: list[Arrival], cost: SparseCost) -> list[list[Arrival]]:
             longer_s = cost.encode_s(both) - encodes_s
             wait_s = other.backward_s + longer_s - (starts_s - sparsified_s)
             messages_s = cost.gather_s(numel) + cost.gather_s(other.tensor.numel)
-            if wait_s < messages_s - cost.gather_s(both):
+            if both <= MOST_ELEMENTS and wait_s < messages_s - cost.gather_s(both):
                 continue
         groups.append(merging)
         lane.take(0.0, backward_s + cost.encode_s(numel))

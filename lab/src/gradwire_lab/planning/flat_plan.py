@@ -7,7 +7,7 @@ from gradwire.errors import invalid
 from gradwire.exchange.pair import pair
 from gradwire.planning.data.plan import ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.fusion import Arrival, chunks_in, sparsifier
+from gradwire.planning.fusion import Arrival, chunks_in, is_too_long, sparsifier
 
 
 def flat_plan(
@@ -20,7 +20,8 @@ def flat_plan(
 ) -> Plan:
     """The plan of groups whose elements are selected from together and travel by an all-gather.
 
-    They are encoded within the backward pass if ``inline``, else on the compute lane.
+    They are encoded within the backward pass if ``inline``, else on the compute lane. A group that
+    is too long for that travels dense.
     """
     if not isinstance(inline, bool):
         raise invalid("inline", inline, "True or False", "leave it out")
@@ -37,7 +38,9 @@ def flat_plan(
         model=profile.model,
         settings={"compressor": compressor, "density": density, "inline": inline},
         messages=tuple(
-            PlannedMessage(
+            PlannedMessage(chunks=chunks_in(group))
+            if is_too_long(group)
+            else PlannedMessage(
                 chunks=chunks_in(group),
                 exchange=compressor,
                 inline=tuple(one.name for one, _ in group) if inline else (),

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.fusion import Arrival, chunks_in
+from gradwire.planning.fusion import MOST_ELEMENTS, Arrival, chunks_in
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.closed_form import Lane
 
@@ -53,7 +54,12 @@ def end_of(ready_s: Sequence[float], messages: Iterable[TimedMessage]) -> float:
 def carry_s(
     tensors: Sequence[ProfiledTensor], exchange: ExchangeSetting, cluster: Cluster
 ) -> float:
-    """Seconds that a message takes by the simulator when it is alone and already encoded."""
+    """Seconds that a message takes by the simulator when it is alone and already encoded.
+
+    Infinite where it holds more elements than are sparsified together.
+    """
+    if sum(one.numel for one in tensors) > MOST_ELEMENTS:
+        return inf
     names = tuple(one.name for one in tensors)
     message = PlannedMessage(
         chunks=chunks_in(Arrival(one, 0.0) for one in tensors), exchange="own", inline=names

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit, fit_line
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.fusion import ENTRY_BYTES, NOTHING, SparseCost
+from gradwire.planning.fusion import ENTRY_BYTES, MOST_ELEMENTS, NOTHING, SparseCost
 
 from .lanes import TimedMessage, carry_s, end_of, ready_times
 
@@ -161,7 +162,10 @@ class MixedCost:
         return end_of(ready_times(self.backward_s, inline_s), messages)
 
     def timed(self, group: MixedGroup) -> TimedGroup:
-        """The seconds of one group, by itself."""
+        """The seconds of one group, by itself.
+
+        Infinite where more elements than ``MOST_ELEMENTS`` would be sparsified together.
+        """
         made = self._as_one(group) if group.ways[0] in WHOLE else self._apart(group)
         self._known[group] = made
         return made
@@ -170,7 +174,9 @@ class MixedCost:
         numel = sum(one.numel for one in self.costs[group.start : group.stop])
         last = self.layers[group.stop - 1]
         way = group.ways[0]
-        if way in PUSHED:
+        if numel > MOST_ELEMENTS:
+            carry = inf
+        elif way in PUSHED:
             assert self.pushed is not None
             carry = self.pushed.measured_s(numel)
         else:
@@ -203,6 +209,7 @@ class MixedCost:
             messages.append(TimedMessage(dense_last, (), carry))
         if numel:
             carry = self.sparse.gather_bytes_s(gathered_bytes) + self.apart_behind.seconds(numel)
+            carry = carry if numel <= MOST_ELEMENTS else inf
             messages.append(TimedMessage(max(dense_last, sparse_last), tuple(works), carry))
         return TimedGroup(tuple(inline), tuple(messages))
 

@@ -18,6 +18,7 @@ Differences from the paper:
       end of the group's backward is offloaded. The last tensor of a group never is.
     - The all-reduce carries the dense tensors up to the place after which the group arrives
       earliest. Dense tensors behind it travel with the sparse ones.
+    - A tensor of 2^31 elements or more travels dense, as an int32 tells an element's place.
     - Profiles and measured lines stand for the paper's five iterations of online profiling.
     - Groups are those of ``planning/fusion.py``, for Cupcake's cost.
 Settings: variant, "naive", "o", "i" or "oi"; sparsifier by name, its density, and the floor of a
@@ -40,7 +41,16 @@ from ..data.cluster import Cluster
 from ..data.fit import LineFit
 from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from ..data.profile import Profile
-from ..fusion import ENTRY_BYTES, NOTHING, Arrival, SparseCost, arrivals, best_fusion, chunks_in
+from ..fusion import (
+    ENTRY_BYTES,
+    NOTHING,
+    Arrival,
+    SparseCost,
+    arrivals,
+    best_fusion,
+    chunks_in,
+    is_too_long,
+)
 from ..simulation.closed_form import Lane
 
 VARIANTS, BOUNDS = ("naive", "o", "i", "oi"), ("compensated", "none")
@@ -74,6 +84,9 @@ def ssfusion(
     messages: list[PlannedMessage] = []
     exchanges: dict[str, ExchangeSetting] = {}
     for number, group in enumerate(best_fusion(arrivals(profile), cost)):
+        if is_too_long(group):
+            messages.append(maker.dense(group))
+            continue
         name = f"ssfusion {number}"
         made, density_here, num_dense = maker.messages(group, name)
         messages += made
@@ -157,6 +170,12 @@ class _Maker:
             )
         )
         return found, density, len(dense - reduced)
+
+    def dense(self, group: list[Arrival]) -> PlannedMessage:
+        """The next group as one message that is not sparsified."""
+        self.before_s = self.cluster.all_reduce_s(sum(one.tensor.size_bytes for one in group))
+        self.now_s += sum(one.backward_s for one in group)
+        return PlannedMessage(chunks=chunks_in(group))
 
     def _encode_s(self, one: Arrival) -> float:
         return self.cost.encode_s(one.tensor.numel)

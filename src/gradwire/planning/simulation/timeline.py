@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from ...contract import Exchange
+from ...contract.bounds import check_number
 from ...contract.spec import TensorSpec
 from ...contract.trace.span import Span, Trace
 from ...errors import InvalidSetting, invalid
@@ -20,6 +21,9 @@ from ..data.profile import Layer, Profile
 from .clock import Demand, Encode, Timing
 from .events import Traffic, play
 from .supersteps import Tariff, supersteps_of
+
+MOST_JITTER = 10.0
+"""The largest ``jitter``: a rank that computes e^10 times slower is far off others already."""
 
 
 def simulate(
@@ -61,8 +65,7 @@ def simulate(
     """
     if ranks not in ("one", "all"):
         raise invalid("ranks", ranks, "'one' or 'all'", "'one' is the faster")
-    if not 0 <= jitter < math.inf:
-        raise invalid("jitter", jitter, "a number, 0 or more", "0.05 is 5 %")
+    check_number("jitter", jitter, f"a number, 0 to {MOST_JITTER:g}", "0.05 is 5 %", 0, MOST_JITTER)
     if jitter and ranks == "one":
         raise InvalidSetting(
             f"jitter {jitter} needs every rank, and ranks='one' simulates one for all; "

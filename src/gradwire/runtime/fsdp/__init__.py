@@ -88,7 +88,7 @@ def reduce_scatter(
     tensors = [(n, p, "uncompressed" if n in dense else "compressed") for n, p in params.items()]
     agree(who, fingerprint(tensors, {"algorithm": codec}), timeout)
     made = ShardReduction(codec, group, who, timeout)
-    for module, columns in found if who.world > 1 else ():
+    for module, columns in found:  # of one rank too, whose state others may load
         if columns:
             made.take(module, columns, dense, params[columns[0].name].dtype)
     return made
