@@ -28,6 +28,13 @@ def test_an_element_goes_to_the_level_below_or_above_it(bitwidth, numel, seed):
     assert float(off_SN.abs().max()) <= gap * (1 + 1e-5)
 
 
+@each("sign", [-1, 1])
+def test_levels_too_near_for_float32_become_one_number_and_no_element_grows(sign):
+    for elements, sent in (([-2e-38, 0.0, 3e-38], 0.0), ([2e-38, 1e-38], 1e-38)):
+        off_N = decoded(uniform(bitwidth=8), sign * torch.tensor(elements))[0] - sign * sent
+        assert not off_N.any()
+
+
 @each("bitwidth", [1, 2, 4, 8])
 @each("numel", [0, 1, 5, 64, 129])
 def test_bytes_are_those_of_the_formula(bitwidth, numel):

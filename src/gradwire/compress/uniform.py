@@ -6,7 +6,8 @@ Differences: smallest and largest are taken over blocks of 512 elements instead 
     the default is 4 bits where figure 5 has 2: with 2, a transformer does not train.
     The bit width and the padding are not sent, as the receiver knows both; figure 5's count of
     padding elements is right for two bits only. The smallest element is sent with the width of a
-    level, as the largest is not needed again.
+    level, as the largest is not needed again. A block in which levels would lie less than 3e-39
+    apart is sent as one number, the nearest to 0 that lies between its elements.
 Wire: low_B float32, gap_B float32 (from one level to the next), codes_N in ``bitwidth`` bits, the
     first in the lowest bits of a byte -> 8 * ceil(N / block) + ceil(bitwidth * N / 8) bytes.
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
@@ -29,6 +30,7 @@ from ..dsl.language import (
     reduce,
     smaller,
     uint,
+    where,
 )
 from ..dsl.program import Program
 from ._quantise import check_choice, inverse
@@ -70,7 +72,8 @@ class uniform(Program, unbiased=True):
         gap = (high - low) / self.gaps
         per_gap, level = inverse(gap), uint(self.bitwidth)
         codes = map(gradient, lambda x: level(floor((x - low) * per_gap + random(0, 1))))
-        return concat(low=low, gap=gap, codes=codes)
+        nearest_to_zero = smaller(greater(low, 0.0), high)
+        return concat(low=where(per_gap > 0, low, nearest_to_zero), gap=gap, codes=codes)
 
     def decode(self, compressed: Compressed) -> Vector:
         low, gap, codes = extract(compressed)
