@@ -43,11 +43,14 @@ def attached(inner: nn.Module) -> tuple[FrameworkAttachment, nn.Module]:
 
 
 def wrapped_again(rank: int, world: int) -> bool:
+    steps: list[int] = []
     attachment, model = attached(made())
+    attachment.log_to(lambda step, row: steps.append(step), every=2)
     once = train(model, rank, range(6))
     attachment.handle.detach()
     inner = made()
     attachment, model = attached(inner)
+    attachment.log_to(lambda step, row: steps.append(step), every=2)
     train(model, rank, range(3))
     del model
     attachment.let_go(inner)
@@ -56,6 +59,7 @@ def wrapped_again(rank: int, world: int) -> bool:
     twice = train(model, rank, range(3, 6))
     num_handles, step = len(attachment.handles), attachment.handle.step
     attachment.handle.detach()
+    assert steps == [2, 4, 6] * 2
     return num_handles == 1 and step == 6 and all(map(torch.equal, once, twice))
 
 

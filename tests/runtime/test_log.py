@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +41,29 @@ class Run:
     def log(self, data: dict[str, Any], step: int | None = None, commit: bool = True) -> None:
         assert step is None
         self.rows.append(data)
+
+
+class Logger:
+    """What one of Lightning's loggers has of it, which is a module with a log of other rows too."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[dict[str, float], int | None]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.append((metrics, step))
+
+
+class Gauges:
+    """What OpenTelemetry's Meter has of it, or a Gauge of Prometheus: a gauge of each name."""
+
+    def __init__(self, verb: str) -> None:
+        self.values: dict[str, float] = {}
+        self.num_made = 0
+        setattr(self, verb, self._gauge)
+
+    def _gauge(self, name: str) -> Any:
+        self.num_made += 1
+        return SimpleNamespace(set=lambda value: self.values.update({name: value}))
 
 
 def logged(rank: int, world: int) -> tuple[list[Row], dict[str, Any], float]:
@@ -97,24 +121,32 @@ def step(model: nn.Module) -> None:
     model(torch.ones(2, 4)).sum().backward()
 
 
-def test_writers_and_runs_get_the_same_names() -> None:
+def test_all_that_take_rows_get_the_same_names() -> None:
     (model, handle), writer, run = alone(), Writer(), Run()
     handle.log_to(writer, every=1)
     step(model)
     handle.log_to(run, every=1)
     step(model)
+    logger, meter, gauge = Logger(), Gauges("create_gauge"), Gauges("labels")
+    for to in logger, meter, gauge:
+        handle.log_to(to, every=1)
+        for _ in range(2):
+            step(model)
     handle.detach()
     names = {name for name, _, _ in writer.rows}
     assert {at for _, _, at in writer.rows} == {1}
     assert {*run.rows[0]} == {*names, "gradwire/step"}
     assert run.rows[0]["gradwire/step"] == 2
+    assert [({*row}, at) for row, at in logger.rows] == [(names, 3), (names, 4)]
+    assert {*meter.values} == {*gauge.values} == names
+    assert meter.num_made == len(names)
 
 
 @each("to", [logging.getLogger("x"), 7, "runs", print, lambda step: None])
 def test_what_takes_no_rows_is_refused(to: Any) -> None:
     _, handle = alone()
     if to is not print:
-        with pytest.raises(InvalidSetting, match="must be a SummaryWriter, a wandb run, or a fun"):
+        with pytest.raises(InvalidSetting, match="must be a SummaryWriter, a wandb run, .* or a fun"):
             handle.log_to(to)
     with pytest.raises(InvalidSetting, match="every must be"):
         handle.log_to(Run(), every=0)

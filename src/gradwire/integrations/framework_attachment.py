@@ -68,6 +68,7 @@ class FrameworkAttachment:
         self._exchange = exchange
         self._attach: Callable[..., Handle] = partial(attach, **given, failure=failure)
         self._held: list[_Held] = []
+        self._log: Callable[[Handle], None] = lambda handle: None
 
     @property
     def handles(self) -> list[Handle]:
@@ -83,6 +84,17 @@ class FrameworkAttachment:
                 "let the framework prepare the model first, on two ranks or more, or use .handles"
             )
         return self.handles[0]
+
+    def log_to(self, to: Any, *, every: int = 100) -> None:
+        """Calls ``log_to`` of each handle, also of the handles that are made later.
+
+        Args:
+            to: As for ``Handle.log_to``; also a Transformers ``Trainer``, whose callbacks get rows.
+            every: Steps between two rows.
+        """
+        self._log = lambda handle: handle.log_to(to, every=every)
+        for handle in self.handles:
+            self._log(handle)
 
     def let_go(self, module: nn.Module) -> None:
         """Detaches from a module's DDP before another is made of it; its state waits for that."""
@@ -117,6 +129,7 @@ class FrameworkAttachment:
             if held.state is not None:
                 held.handle.load_state_dict(held.state)
                 held.state = None
+            self._log(held.handle)
         finally:
             for param, grad in grads:
                 param.grad = grad

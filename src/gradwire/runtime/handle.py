@@ -232,9 +232,11 @@ class Handle(Joinable):
         training goes on.
 
         Args:
-            to: TensorBoard's ``SummaryWriter``, a wandb run, or a function of the step and a dict
-                of figures. None ends the log. Where ranks share one, let rank 0 call this alone.
-                Under DDP it is called in another thread, and must not use this handle.
+            to: TensorBoard's ``SummaryWriter``; a wandb run; a ``Meter`` of OpenTelemetry; a
+                ``Gauge`` of Prometheus with one label; a logger of Lightning; an ``Accelerator``;
+                or a function of the step and a dict of figures. None ends the log. Where ranks
+                share one, let rank 0 call this alone. Under DDP it is called in another thread,
+                and must not use this handle.
             every: Steps between two rows.
 
         >>> import gradwire as gw

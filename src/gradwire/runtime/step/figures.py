@@ -13,6 +13,7 @@ import math
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -301,8 +302,9 @@ def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
 class Log:
     """Figures of the steps since the last row, on this rank alone; nothing is communicated.
 
-    ``to`` has ``add_scalar(name, value, step)`` or ``log(row)``, or is a function of the step and
-    a row. It is looked at in this order. Raises ``InvalidSetting`` for anything else.
+    ``to`` has ``add_scalar(name, value, step)``, ``log_metrics(row, step)`` or ``log(row)``. Or it
+    makes a gauge of a name by ``create_gauge`` or ``labels``, or is a function of the step and a
+    row. It is looked at in this order. Raises ``InvalidSetting`` for anything else.
     """
 
     def __init__(self, to: Any, every: int, recorder: Recorder) -> None:
@@ -344,16 +346,26 @@ def _norms(messages: Sequence[Message]) -> dict[str, float]:
 
 
 def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
-    scalar: Any = getattr(to, "add_scalar", None)
-    log: Any = getattr(to, "log", None)
+    names = ("add_scalar", "log_metrics", "log", "create_gauge", "labels")
+    scalar, rows, log, gauge, labels = (getattr(to, name, None) for name in names)
     if _takes(scalar, "", 0.0, 0):
         return lambda step, row: [scalar(name, value, step) for name, value in row.items()]
+    if _takes(rows, {}, 0):
+        return lambda step, row: rows(row, step)
     if _takes(log, {}):
         # Not wandb's step=, of which the user's own rows may be ahead: wandb drops what is late.
         return lambda step, row: log({**row, f"{_PREFIX}step": step})
+    if _takes(gauge, ""):
+        of = cache(gauge)  # OpenTelemetry warns of a second gauge of one name
+        return lambda step, row: [of(name).set(value) for name, value in row.items()]
+    if _takes(labels, ""):
+        return lambda step, row: [labels(name).set(value) for name, value in row.items()]
     if _takes(to, 0, {}):
         return to  # type: ignore[no-any-return]
-    accepted = "a SummaryWriter, a wandb run, or a function of a step and a dict of figures"
+    accepted = (
+        "a SummaryWriter, a wandb run, an OpenTelemetry meter, a Prometheus gauge with one label, "
+        "a Lightning logger, an Accelerator, or a function of a step and a dict of figures"
+    )
     raise invalid("the first argument of log_to", to, accepted, "pass one of these, or None")
 
 
