@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.integrations.framework_attachment import FrameworkAttachment
+from gradwire.runtime.local_steps.local_handle import LocalSteps
 from tests.runtime.ranks import Ranks
 
 pytestmark = pytest.mark.multi
@@ -144,6 +146,52 @@ def test_what_other_ranks_saved_before_is_gone(two: Ranks, four: Ranks, tmp_path
         "gradwire-rank-0-of-2.pt",
         "gradwire-rank-1-of-2.pt",
     ]
+
+
+def locally(rank: int, world: int, folder: str) -> list[object]:
+    """Steps and exchanges of local steps over two DDPs, two optimizers, and a load; the bits."""
+    begin = partial(gw.local_steps, exchange="uniform", every=4)
+    attachment, inner = FrameworkAttachment(begin, options=gw.Options(num_channels=1)), made()
+
+    def go_on(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            draws = torch.Generator().manual_seed(100 * step + rank)
+            optimizer.zero_grad()
+            model(torch.randn(4, 8, generator=draws)).sum().backward()
+            optimizer.step()
+
+    first = torch.optim.SGD(inner.parameters(), 0.01)
+    attachment.take(first)  # a framework may prepare it before the model
+    model = DistributedDataParallel(inner)
+    attachment.attach_to(model)
+    assert isinstance(attachment.handle, LocalSteps)
+    go_on(model, first, range(3))
+    attachment.end_period()
+    attachment.save(folder)
+    exchanges = [attachment.handle.stats()["exchanges"]]  # save has not ended the period again
+    go_on(model, first, range(3, 5))
+    attachment.let_go(inner)
+    model = DistributedDataParallel(inner)
+    attachment.attach_to(model)
+    second = torch.optim.SGD(inner.parameters(), 0.01)
+    attachment.take(second)
+    go_on(model, second, range(5, 7))
+    exchanges.append(attachment.handle.stats()["exchanges"])
+    steps = attachment.handle.step
+    attachment.load(folder)
+    attachment.end_period()
+    bits = [param.detach().clone() for param in inner.parameters()]
+    found = [steps, *exchanges, attachment.handle.step, bits, attachment.handle.anchors()]
+    attachment.handle.detach()
+    return found
+
+
+def test_local_steps_begin_with_the_optimizer_and_go_along_to_another(
+    two: Ranks, tmp_path: Path
+) -> None:
+    for *counts, bits, anchors in two.run(locally, str(tmp_path)):
+        assert counts == [7, 1, 1, 3]
+        assert all(map(torch.equal, bits, anchors.values()))
 
 
 def of_nobody(rank: int, world: int, folder: str) -> list[str]:

@@ -44,7 +44,7 @@ class Run:
 
 
 class Logger:
-    """What one of Lightning's loggers has of it, which is a module with a log of other rows too."""
+    """What one of Lightning's loggers has of it."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[dict[str, float], int | None]] = []
@@ -146,7 +146,9 @@ def test_all_that_take_rows_get_the_same_names() -> None:
 def test_what_takes_no_rows_is_refused(to: Any) -> None:
     _, handle = alone()
     if to is not print:
-        with pytest.raises(InvalidSetting, match="must be a SummaryWriter, a wandb run, .* or a fun"):
+        with pytest.raises(
+            InvalidSetting, match=r"must be a SummaryWriter, a wandb run, .* or a fun"
+        ):
             handle.log_to(to)
     with pytest.raises(InvalidSetting, match="every must be"):
         handle.log_to(Run(), every=0)

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ..errors import NotInstalled, invalid
 from ..runtime.setup.options import FailurePolicy, Options, takes_options
@@ -42,7 +43,8 @@ def prepare(
 
     Args:
         accelerator: The accelerator, before its ``prepare``.
-        exchange: A compressor, an exchange, a plan, or its name or path.
+        exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of local
+            steps, such as ``gw.recipes.diloco``.
         mesh: As for ``gw.attach``.
         options: As for ``gw.attach``.
         failure: As for ``gw.attach``.
@@ -62,18 +64,25 @@ def prepare(
     if accelerator._models:
         raise invalid("accelerator", "a model in it", "empty", "call gradwire's prepare() first")
     attachment = FrameworkAttachment(exchange, accelerator.scaler, mesh, options, failure)
-    accelerator.ddp_handler = attaching_handler(accelerator, attachment)
+    hook_accelerator(accelerator, attachment)
+    folders: list[str] = []
+    load_state = accelerator.load_state
+
+    def load_all(*args: Any, **others: Any) -> None:
+        """``accelerator.load_state``; local steps then restore each rank's own parameters."""
+        load_state(*args, **others)
+        attachment.load(folders.pop())
+
+    accelerator.load_state = load_all
+    accelerator.register_load_state_pre_hook(lambda models, folder: folders.append(folder))
     accelerator.register_save_state_pre_hook(
         lambda models, weights, folder: attachment.save(folder)
     )
-    accelerator.register_load_state_pre_hook(lambda models, folder: attachment.load(folder))
     return attachment
 
 
-def attaching_handler(
-    accelerator: Accelerator, attachment: FrameworkAttachment
-) -> DistributedDataParallelKwargs:
-    """Accelerate's DDP settings as they were, and the attachment as DDP's communication hook."""
+def hook_accelerator(accelerator: Accelerator, attachment: FrameworkAttachment) -> None:
+    """Has an accelerator hand in its DDP models, by their communication hook, and optimizers."""
     found = accelerator.ddp_handler or DistributedDataParallelKwargs()
     hooks = (found.comm_hook, found.comm_wrapper)
     if any(hook != DDPCommunicationHookType.NO for hook in hooks):
@@ -90,4 +99,12 @@ def attaching_handler(
         def register_comm_hook(self, model: DistributedDataParallel) -> None:
             attachment.attach_to(model)
 
-    return AttachingKwargs(**vars(found))
+    accelerator.ddp_handler = AttachingKwargs(**vars(found))
+    prepare_optimizer = accelerator.prepare_optimizer
+
+    def taken(optimizer: Optimizer, *args: Any, **others: Any) -> Any:
+        """``accelerator.prepare_optimizer``."""
+        attachment.take(getattr(optimizer, "optimizer", optimizer))  # it may be prepared already
+        return prepare_optimizer(optimizer, *args, **others)
+
+    accelerator.prepare_optimizer = taken

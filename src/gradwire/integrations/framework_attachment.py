@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ..contract import Compressor, Exchange
 from ..errors import InvalidSetting
@@ -29,8 +30,12 @@ from ..runtime.setup.options import FailurePolicy, Options
 from ..runtime.state.plain import values_of_all
 from ..runtime.state.redistribution import place_name
 
-AnyExchange = Exchange | Compressor | Plan | str | Path
-"""The exchange, in every form that ``gw.attach`` takes."""
+AnyExchange = Exchange | Compressor | Plan | str | Path | Callable[..., Any]
+"""The exchange, in every form that ``gw.attach`` takes, or a function that begins local steps.
+
+The function gets the DDP model and the framework's optimizer: a recipe such as
+``gw.recipes.diloco``, or ``partial(gw.local_steps, exchange="uniform", every=20)``.
+"""
 _log = logging.getLogger("gradwire")
 
 
@@ -39,8 +44,12 @@ class _Held:
     """A module that was attached in its DDP: its handle, or the state of one that was let go."""
 
     module: nn.Module
-    handle: Handle | None = None
+    ddp: DistributedDataParallel | None = None
+    optimizer: Optimizer | None = None
+    handle: Any = None
     state: dict[str, Any] | None = None
+    ended_at: int = 0
+    """The local step behind which its period was ended last."""
 
 
 class FrameworkAttachment:
@@ -49,7 +58,8 @@ class FrameworkAttachment:
     Methods that save, load or attach are called by all ranks.
 
     Args:
-        exchange: A compressor, an exchange, a plan, or its name or path.
+        exchange: A compressor, an exchange, a plan, or its name or path; or a function that begins
+            local steps, as ``AnyExchange`` says.
         scaler: As for ``gw.attach``.
         mesh: As for ``gw.attach``.
         options: As for ``gw.attach``.
@@ -64,16 +74,27 @@ class FrameworkAttachment:
         options: Options | None = None,
         failure: FailurePolicy | None = None,
     ) -> None:
-        given: dict[str, Any] = {"scaler": scaler, "mesh": mesh, "options": options}
+        given: dict[str, Any] = {"mesh": mesh, "options": options, "failure": failure}
         self._exchange = exchange
-        self._attach: Callable[..., Handle] = partial(attach, **given, failure=failure)
+        whole: dict[str, Any] = {**given, "exchange": exchange, "scaler": scaler}
+        self._attach: Callable[..., Any] = partial(attach, **whole)
+        self._is_local = False
+        if callable(exchange) and not isinstance(exchange, Exchange | Compressor | type):
+            self._is_local = True
+            asked = {name: value for name, value in given.items() if value is not None}
+            self._attach = partial(exchange, **asked)
+        self._optimizers: list[Optimizer] = []
         self._held: list[_Held] = []
         self._log: Callable[[Handle], None] = lambda handle: None
 
     @property
     def handles(self) -> list[Handle]:
         """The handles of all models that are attached now."""
-        return [held.handle for held in self._held if held.handle is not None]
+        return [held.handle for held in self._attached]
+
+    @property
+    def _attached(self) -> list[_Held]:
+        return [held for held in self._held if held.handle is not None]
 
     @property
     def handle(self) -> Handle:
@@ -102,7 +123,7 @@ class FrameworkAttachment:
         if held.handle is not None:
             held.state = held.handle.state_dict()
             held.handle.detach()
-            held.handle = None  # which holds the old DDP
+            held.handle = held.ddp = None  # both hold the old DDP
 
     def let_go_but_of(self, others: Iterable[nn.Module], coming: nn.Module) -> None:
         """Lets go of modules whose DDP a framework has dropped, or is about to make anew.
@@ -116,16 +137,45 @@ class FrameworkAttachment:
             if held.handle is not None and id(held.module) not in kept:
                 self.let_go(held.module)
 
-    def attach_to(self, model: DistributedDataParallel) -> Handle:
-        """Attaches to a DDP model, with the state of its module's handle that was let go."""
+    def attach_to(self, model: DistributedDataParallel) -> None:
+        """Attaches to a DDP model, with the state of its module's handle that was let go.
+
+        Local steps begin as soon as ``take`` has got the model's optimizer, too.
+        """
         held = self._of(model.module)
+        held.ddp = model
+        if not self._is_local:
+            self._start(held, model)
+        for optimizer in self._optimizers:
+            self._start_local(held, optimizer)
+
+    def take(self, optimizer: Optimizer) -> None:
+        """Notes an optimizer of the framework's; under local steps its model's steps begin."""
+        if self._is_local:
+            self._optimizers = [one for one in self._optimizers if one is not optimizer]
+            self._optimizers.append(optimizer)
+            for held in self._held:
+                self._start_local(held, optimizer)
+
+    def _start_local(self, held: _Held, optimizer: Optimizer) -> None:
+        """Begins the local steps of a model by its own optimizer, also in place of one before."""
+        if (ddp := held.ddp) is None or (held.handle and held.optimizer is optimizer):
+            return
+        own = {id(param) for param in ddp.parameters()}
+        if any(id(param) in own for group in optimizer.param_groups for param in group["params"]):
+            self.let_go(held.module)
+            held.ddp, held.optimizer = ddp, optimizer
+            self._start(held, ddp, optimizer)
+
+    def _start(self, held: _Held, model: DistributedDataParallel, *optimizer: Optimizer) -> None:
         # What gradients hold was exchanged by the handle before; attach would refuse them.
         left = [] if held.state is None else model.parameters()
         grads = [(param, param.grad) for param in left]
         for param, _ in grads:
             param.grad = None
         try:
-            held.handle = self._attach(model, self._exchange)
+            made = self._attach(model, *optimizer)
+            held.handle = made[1] if isinstance(made, tuple) else made  # a recipe's optimizer aside
             if held.state is not None:
                 held.handle.load_state_dict(held.state)
                 held.state = None
@@ -133,7 +183,22 @@ class FrameworkAttachment:
         finally:
             for param, grad in grads:
                 param.grad = grad
-        return held.handle
+
+    def end_period(self) -> None:
+        """Ends each period of local steps, so that all ranks have the same parameters.
+
+        Nothing happens without local steps, or if none was taken since the last call.
+        """
+        for held in self._attached:
+            if self._is_local and held.handle.step != held.ended_at:
+                held.handle.end_period()
+                held.ended_at = held.handle.step
+
+    def put(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Loads a state into each handle, in the order of ``handles``."""
+        for held, state in zip(self._attached, states, strict=True):
+            held.handle.load_state_dict(state)
+            held.ended_at = held.handle.step
 
     def _of(self, module: nn.Module) -> _Held:
         found = next((held for held in self._held if held.module is module), None)
@@ -145,9 +210,12 @@ class FrameworkAttachment:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes this rank's state of each model into a folder, in a file of its own.
 
+        A period of local steps ends before.
+
         Args:
             folder: The folder, which is made if it is not there.
         """
+        self.end_period()
         Path(folder).mkdir(parents=True, exist_ok=True)
         for place, handle in enumerate(self.handles):
             path = Path(folder) / _name(place, handle.rank, handle.world_size)
@@ -170,6 +238,7 @@ class FrameworkAttachment:
             InvalidSetting: A rank cannot read its state, or only some ranks find theirs. All ranks
                 raise it.
         """
+        states = []
         for place, handle in enumerate(self.handles):
             own, damage = None, ""
             try:
@@ -185,14 +254,15 @@ class FrameworkAttachment:
             lacking = [rank for rank, (found, _) in enumerate(told) if not found]
             if len(lacking) == handle.world_size:
                 warn_of_no_state(folder)
-            elif lacking:
+                return
+            if lacking:
                 raise InvalidSetting(
                     f"ranks {lacking} find no state of gradwire in {folder}, and others do; let "
                     "every rank reach the files that it has saved"
                 )
-            else:
-                assert own is not None
-                handle.load_state_dict(own)
+            assert own is not None
+            states.append(own)
+        self.put(states)
 
 
 def _name(place: int, rank: int | str, world: int | str) -> str:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ..errors import InvalidSetting, NotInstalled
 from ..runtime.setup.options import FailurePolicy, Options
@@ -50,7 +51,8 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
     ``attachment.handle`` is there once training has begun.
 
     Args:
-        exchange: A compressor, an exchange, a plan, or its name or path.
+        exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of local
+            steps, such as ``gw.recipes.diloco``.
         scaler: As for ``gw.attach``.
         mesh: As for ``gw.attach``.
         options: As for ``gw.attach``.
@@ -71,6 +73,28 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
         self.attachment.attach_to(self.model)
         self._load()
 
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Makes the optimizers, of which local steps begin with the first."""
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            self.attachment.take(optimizer)
+        self._load()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The model's state in a checkpoint; all ranks come here."""
+        self.attachment.end_period()
+        found: dict[str, Any] = super().lightning_module_state_dict()
+        return found
+
+    def on_validation_start(self) -> None:
+        """Ends a period of local steps, as the next one does."""
+        self.attachment.end_period()
+        super().on_validation_start()
+
+    def on_train_end(self) -> None:
+        self.attachment.end_period()
+        super().on_train_end()
+
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **others: Any) -> None:
         """Adds the state of all ranks to what Lightning saves; all ranks come here."""
         if self.attachment.handles:
@@ -83,12 +107,11 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
         self._resumed = found.get(_KEY)
         if self._resumed is None:
             warn_of_no_state("the checkpoint")
-        if self.attachment.handles:
-            self._load()
+        self._load()
         return found
 
     def _load(self) -> None:
-        if self._resumed is None:
+        if self._resumed is None or not self.attachment.handles:
             return
         states, self._resumed, handles = self._resumed, None, self.attachment.handles
         if len(states) != len(handles):
@@ -96,8 +119,7 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
                 f"the checkpoint holds the state of {len(states)} models and {len(handles)} are "
                 "attached; attach to the same models"
             )
-        for handle, state in zip(handles, states, strict=True):
-            handle.load_state_dict(state)
+        self.attachment.put(states)
 
 
 class GradwireFabric(_Attaching, FabricDDP):  # type: ignore[misc]
@@ -106,7 +128,8 @@ class GradwireFabric(_Attaching, FabricDDP):  # type: ignore[misc]
     Save ``strategy.attachment.handle.gather_state()`` by hand, on all ranks.
 
     Args:
-        exchange: A compressor, an exchange, a plan, or its name or path.
+        exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of local
+            steps, such as ``gw.recipes.diloco``.
         **others: The other settings, as of ``GradwireStrategy``.
 
     Example:
@@ -120,3 +143,9 @@ class GradwireFabric(_Attaching, FabricDDP):  # type: ignore[misc]
         model: DistributedDataParallel = super().setup_module(module)
         self.attachment.attach_to(model)
         return model
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Hands in an optimizer, with which local steps begin."""
+        self.attachment.take(optimizer)
+        made: Optimizer = super().setup_optimizer(optimizer)
+        return made

@@ -41,7 +41,8 @@ def hook_trainer(
 
     Args:
         trainer: The trainer, before ``train()``.
-        exchange: A compressor, an exchange, a plan, or its name or path.
+        exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of local
+            steps, such as ``gw.recipes.diloco``.
         mesh: As for ``gw.attach``.
         options: As for ``gw.attach``.
         failure: As for ``gw.attach``.
@@ -57,11 +58,11 @@ def hook_trainer(
         attachment = hook_trainer(trainer, gw.compress.int8())
         trainer.train(resume_from_checkpoint=True)
     """
-    from .accelerate import attaching_handler  # transformers installs accelerate, or says so
+    from .accelerate import hook_accelerator  # transformers installs accelerate, or says so
 
     accelerator = trainer.accelerator
     attachment = FrameworkAttachment(exchange, accelerator.scaler, mesh, options, failure)
-    accelerator.ddp_handler = attaching_handler(accelerator, attachment)
+    hook_accelerator(accelerator, attachment)
     keeper = _Keeper(attachment)
     trainer.add_callback(keeper)
     train = trainer.train
@@ -86,6 +87,15 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         if self.resumed and not isinstance(self.resumed, bool):
             self._attachment.load(self.resumed)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if control.should_save or control.should_evaluate or control.should_training_stop:
+            self._attachment.end_period()
+
+    on_epoch_end = on_step_end
+
+    def on_train_end(self, *args: Any, **others: Any) -> None:
+        self._attachment.end_period()
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._attachment.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")

@@ -171,6 +171,7 @@ class MuonWithAdamW(Optimizer):
         """Steps all parameters; a closure is called once, before."""
         loss = None if closure is None else closure()
         for param, view in zip(self.param_groups[0]["params"], self._views, strict=True):
+            view.data = _as_matrix(param)  # a framework may have moved the model since
             view.grad = None if param.grad is None else param.grad.flatten(1)
         for part, group in zip(self._parts, self.param_groups, strict=True):
             if part is not None:

@@ -302,7 +302,7 @@ def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
 class Log:
     """Figures of the steps since the last row, on this rank alone; nothing is communicated.
 
-    ``to`` has ``add_scalar(name, value, step)``, ``log_metrics(row, step)`` or ``log(row)``. Or it
+    ``to`` has ``add_scalar(name, value, step)``, ``log(row)`` or ``log_metrics(row, step)``. Or it
     makes a gauge of a name by ``create_gauge`` or ``labels``, or is a function of the step and a
     row. It is looked at in this order. Raises ``InvalidSetting`` for anything else.
     """
@@ -346,15 +346,18 @@ def _norms(messages: Sequence[Message]) -> dict[str, float]:
 
 
 def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
-    names = ("add_scalar", "log_metrics", "log", "create_gauge", "labels")
-    scalar, rows, log, gauge, labels = (getattr(to, name, None) for name in names)
+    scalar: Any = getattr(to, "add_scalar", None)
+    log: Any = getattr(to, "log", None)
+    rows: Any = getattr(to, "log_metrics", None)
+    gauge: Any = getattr(to, "create_gauge", None)
+    labels: Any = getattr(to, "labels", None)
     if _takes(scalar, "", 0.0, 0):
         return lambda step, row: [scalar(name, value, step) for name, value in row.items()]
-    if _takes(rows, {}, 0):
-        return lambda step, row: rows(row, step)
     if _takes(log, {}):
         # Not wandb's step=, of which the user's own rows may be ahead: wandb drops what is late.
         return lambda step, row: log({**row, f"{_PREFIX}step": step})
+    if _takes(rows, {}, 0):  # a Trainer's log_metrics is another method, and it has a log
+        return lambda step, row: rows(row, step)
     if _takes(gauge, ""):
         of = cache(gauge)  # OpenTelemetry warns of a second gauge of one name
         return lambda step, row: [of(name).set(value) for name, value in row.items()]
