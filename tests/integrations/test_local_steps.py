@@ -34,8 +34,7 @@ def loss_of(model: nn.Module, inputs: Tensor) -> Tensor:
 def launched(rank: int, world: int) -> None:
     """What a launcher leaves in the environment; the group is there already."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "one"}
-    os.environ |= {"GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
 def by_accelerate(rank: int, world: int, folder: str, steps: int, resumes: bool) -> list[Any]:

@@ -18,9 +18,13 @@ _LEFT = "left"
 
 
 def sweep(store: Any) -> None:
-    """Deletes all keys of a ``PrefixStore``; a torch that cannot list keys deletes none."""
-    for key in store.list_keys() if hasattr(store, "list_keys") else ():
-        store.delete_key(key)
+    """Deletes all keys of a ``PrefixStore``.
+
+    Neither an older torch nor a store that is written in Python can list keys: none is deleted.
+    """
+    with contextlib.suppress(NotImplementedError):
+        for key in store.list_keys() if hasattr(store, "list_keys") else ():
+            store.delete_key(key)
 
 
 def leave(store: Any, world: int) -> None:
