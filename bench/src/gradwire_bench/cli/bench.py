@@ -248,9 +248,7 @@ def schedule(
     profile: Annotated[
         list[str] | None, typer.Option(help="A model of the catalogue, or a profile's file.")
     ] = None,
-    hosts: Annotated[
-        int | None, typer.Option(help="How many hosts, one rank each: 8, or 1 with --idle.")
-    ] = None,
+    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 8,
     rate: Annotated[str, typer.Option(help="Rate of the links that are stood for.")] = "10gbit",
     scale: Annotated[float, typer.Option(help="Bytes and rates are divided by this.")] = 16.0,
     slowdown: Annotated[float, typer.Option(help="All seconds are multiplied by this.")] = 4.0,
@@ -261,7 +259,6 @@ def schedule(
         bool, typer.Option("--fixed", help="Also the paper's S_p = 4 Mbit and credit 2.")
     ] = False,
     trials: Annotated[int, typer.Option(help="Settings tried where they are tuned.")] = 25,
-    idle: Annotated[bool, typer.Option("--idle", help="Instead: steps that hide nothing.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Write timelines (PNG) here.")] = None,
     traces: Annotated[Path | None, typer.Option(help="Folder for Chrome traces.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -271,19 +268,15 @@ def schedule(
     The runtime and its bytes are real, computation is waiting for the profile's seconds. Bytes are
     1/scale of the model's, seconds slowdown times as long, links have rate/(scale x slowdown).
     """
-    planners = tuple(planner or schedule_bench.PLANNERS)
-    if idle:
-        _idle(planners, 1 if hosts is None else hosts, as_json)
-        return
     settings = schedule_bench.ScheduleBench(
         profiles=tuple(profile or ["vgg16"]),
-        hosts=8 if hosts is None else hosts,
+        hosts=hosts,
         rate_bytes_per_s=parse_rate(rate),
         scale=scale,
         slowdown=slowdown,
         turns=turns,
         iterations=iterations,
-        planners=planners,
+        planners=tuple(planner or schedule_bench.PLANNERS),
         fixed=fixed,
         trials=trials,
     )
@@ -302,13 +295,3 @@ def _schedule(
     hidden = schedule_bench.CONSTANT
     emit("bench schedule", outcome.rows, as_json=as_json, title=settings.title, hidden=hidden)
     return outcome
-
-
-def _idle(planners: tuple[str, ...], hosts: int, as_json: bool) -> None:
-    from ..micro import idle as bench
-
-    settings = bench.IdleBench(planners=planners, hosts=hosts)
-    with progress("bench schedule --idle", total=1) as advance:
-        rows = bench.run(settings, Fractions(advance))
-    title = f"{hosts} ranks, steps of 100 ms with nothing to hide"
-    emit("bench schedule --idle", rows, as_json=as_json, title=title, hidden={"num_hosts"})
