@@ -21,7 +21,7 @@ from gradwire.dsl.interp import Draws
 from gradwire.errors import InvalidSetting, NotInstalled
 from gradwire.kernels import libraries as gpu
 from gradwire.planning.data.cluster import Cluster
-from gradwire_bench.cli.demo import _report
+from gradwire_bench.cli.demo import write
 from gradwire_bench.demo import demo
 from gradwire_bench.micro import partition
 from gradwire_bench.micro.draws import IndexDraws
@@ -137,7 +137,7 @@ def test_the_demos_figures_are_not_lost_without_its_report(
     outcome = demo.DemoResult(
         [{"name": "ddp"}], {"ddp": Trace.of([span])}, {"ddp": [1.0]}, {"ddp": [0.5]}, []
     )
-    _report(outcome, tmp_path / "report", quiet=False)
+    assert write(outcome, tmp_path / "report") is None
     assert [path.name for path in (tmp_path / "report").iterdir()] == ["ddp.trace.json"]
     said = capsys.readouterr()
     assert said.out == ""

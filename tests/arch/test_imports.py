@@ -60,6 +60,7 @@ PROCESSES = {
     "gradwire_bench/runs/matrix.py": "forks ranks that run programs, whatever these do",
     "gradwire_bench/faults/faults_trial.py": "forks ranks that are to die, for each trial anew",
     "gradwire_bench/testbed/launch.py": "starts ranks on hosts",
+    "gradwire_bench/testbed/relay.py": "starts the process that limits rates in user space",
     "gradwire_bench/testbed/netns.py": "starts the process that holds the namespaces",
     "kernels/compiler.py": "runs the C++ compiler",
 }

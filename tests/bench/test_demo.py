@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from gradwire.contract.trace.span import Span, Trace
 from gradwire.errors import InvalidSetting
@@ -36,3 +38,18 @@ def test_the_report_shows_loss_over_steps_and_over_seconds(tmp_path: Path) -> No
     page = write_report(outcome, tmp_path, command="gradwire demo", machine={})
     assert {"loss-over-steps.png", "loss-over-seconds.png"} < {p.name for p in tmp_path.iterdir()}
     assert "Training loss over seconds" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+@pytest.mark.timeout(300)
+def test_try_trains_behind_a_relay_and_writes_a_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    app = importlib.import_module("gradwire_bench.cli.try").app
+    given = ["--no-browser", "--steps", "8", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    assert [line.split()[0] for line in done.output.splitlines() if line.startswith(("ddp", "g"))][
+        -5:
+    ] == ["ddp", "ddp-fp16", "gradwire-cast16", "gradwire-uniform", "gradwire-onebit"]
+    assert "Training loss over seconds" in (tmp_path / "out" / "report.html").read_text("utf-8")

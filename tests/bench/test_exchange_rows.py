@@ -11,7 +11,7 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire_bench.micro import exchange
 from gradwire_bench.micro.exchange_rank import EXCHANGES, TORCH
 
-BENCH = exchange.ExchangeBench(hosts=2, rate_bytes_per_s=1000.0, numel=90, repeats=2, pieces=1)
+BENCH = exchange.ExchangeBench(hosts=2, rate_bytes_per_s=1000.0, numel=90, repeats=2)
 
 
 def rows(shaped: bool) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradwire_bench.faults.accidents import DDP, FLIP_ON_THE_WAY, FSDP, KINDS, LINKS, WAYS, Accident
-from gradwire_bench.faults.faults import FaultsBench, accidents_of, as_markdown, run
+from gradwire_bench.faults.faults import FaultsBench, accidents_of, run
 from gradwire_bench.faults.faults_judge import Aftermath, Ending, judge
 from gradwire_bench.testbed.hosts import available
 from tests.each import each
@@ -117,4 +117,3 @@ def test_survivors_of_fixed_trials_say_what_happened() -> None:
     rows, notes = run(settings, lambda fraction, what: None)
     assert notes == []
     assert rows[-1]["trials"] == 24
-    assert as_markdown(rows).count("\n") == len(rows) + 1

@@ -32,22 +32,11 @@ PROFILE = Profile(
 
 
 @pytest.mark.smoke
-def test_rows_are_planners_and_where_asked_those_with_fixed_settings() -> None:
-    rows = {row["name"]: row for row in ScheduleBench(fixed=True).rows()}
-    assert list(rows) == [
-        "wfbp",
-        "ddp",
-        "mgwfbp",
-        "bytescheduler",
-        "bytescheduler-fixed",
-        "usbyte",
-        "usbyte-fixed",
-        "usbyte_extended",
-    ]
+def test_rows_are_planners_of_which_some_are_tuned() -> None:
+    rows = {row["name"]: row for row in ScheduleBench().rows()}
+    assert list(rows) == ["wfbp", "ddp", "mgwfbp", "bytescheduler", "usbyte", "usbyte_extended"]
     tuned = ["bytescheduler", "usbyte", "usbyte_extended"]
     assert [name for name, row in rows.items() if row["tune"]] == tuned
-    assert rows["bytescheduler-fixed"]["settings"] == {"partition_bytes": 500_000, "credit": 2}
-    assert len(ScheduleBench().rows()) == 6
 
 
 def test_the_rank_that_ends_last_counts() -> None:
@@ -92,5 +81,3 @@ def test_a_profile_is_replayed_on_shaped_links(tmp_path: Path) -> None:
     measured = outcome.measured["made up"]["wfbp"]
     assert {lane for _, lane in measured.lanes()} >= {"forward", "backward", "communication"}
     assert len(measured.only(lambda span: span.lane == "backward").spans) == 4
-    schedule.save_traces(outcome, tmp_path / "traces")
-    assert len(list((tmp_path / "traces").iterdir())) == 4

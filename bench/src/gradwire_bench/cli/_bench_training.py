@@ -198,7 +198,6 @@ def faults(
     number: Annotated[int | None, typer.Option(help="Only the trial of this number.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that a rank waits for a peer.")] = 5.0,
     check_every: Annotated[int, typer.Option(help="Steps to a check of parameters; 0: never.")] = 1,
-    markdown: Annotated[bool, typer.Option(help="Print a table in Markdown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Kill, cut off and spoil ranks that train, and see what the others make of it.
@@ -220,11 +219,7 @@ def faults(
     with progress("bench faults", total=1) as advance:
         rows, notes = faults_bench.run(settings, Fractions(advance))
     title = f"{trials} trials of seed {seed}, time-out {timeout:g} s"
-    if markdown:
-        typer.echo(faults_bench.as_markdown(rows))
-        typer.echo("".join(f"\n{note}" for note in notes), err=True)
-    else:
-        emit("bench faults", rows, as_json=as_json, title=title, notes=notes)
+    emit("bench faults", rows, as_json=as_json, title=title, notes=notes)
     if any(rows[-1][column] for column in COLUMNS):
         raise typer.Exit(1)
 

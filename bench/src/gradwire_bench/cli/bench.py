@@ -50,7 +50,6 @@ def exchange(
     rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "500mbit",
     numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 10_000_000,
     repeats: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 7,
-    pieces: Annotated[int, typer.Option(help="Messages the gradient is cut into.")] = 1,
     only: Annotated[
         list[str] | None, typer.Option(help="A compressor or exchange; may be repeated.")
     ] = None,
@@ -67,7 +66,6 @@ def exchange(
         rate_bytes_per_s=parse_rate(rate),
         numel=numel,
         repeats=repeats,
-        pieces=pieces,
         only=tuple(only or ()),
     )
     with progress("bench exchange", total=1) as advance:
@@ -255,12 +253,8 @@ def schedule(
     turns: Annotated[int, typer.Option(help="How often each planner has its turn.")] = 2,
     iterations: Annotated[int, typer.Option(help="Iterations that a turn measures.")] = 2,
     planner: Annotated[list[str] | None, typer.Option(help="Only these planners.")] = None,
-    fixed: Annotated[
-        bool, typer.Option("--fixed", help="Also the paper's S_p = 4 Mbit and credit 2.")
-    ] = False,
     trials: Annotated[int, typer.Option(help="Settings tried where they are tuned.")] = 25,
     picture: Annotated[Path | None, typer.Option(help="Write timelines (PNG) here.")] = None,
-    traces: Annotated[Path | None, typer.Option(help="Folder for Chrome traces.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Replay models on shaped links under each planner; measured beside simulated seconds.
@@ -277,12 +271,9 @@ def schedule(
         turns=turns,
         iterations=iterations,
         planners=tuple(planner or schedule_bench.PLANNERS),
-        fixed=fixed,
         trials=trials,
     )
     outcome = _schedule(settings, as_json)
-    if traces is not None:
-        schedule_bench.save_traces(outcome, traces)
     if picture is not None:
         schedule_bench.draw(outcome, picture, title=settings.title)
 

@@ -54,19 +54,19 @@ def demo(
         outcome = run(settings, Fractions(advance))
     title = f"{hosts} hosts at {rate}"
     emit("demo", outcome.rows, as_json=as_json, title=title, hidden=CONSTANT)
+    page = write(outcome, out)
     if not as_json:
         for note in outcome.notes:
             typer.echo(note)
-    _report(outcome, out, quiet=as_json)
+        if page is not None:
+            typer.echo(f"report: {page}")
 
 
-def _report(outcome: DemoResult, folder: Path, *, quiet: bool) -> None:
-    """Writes the report and says where; figures that took minutes are not lost for lack of one."""
+def write(outcome: DemoResult, folder: Path) -> Path | None:
+    """Writes the report; figures that took minutes are not lost for lack of a package for it."""
     command = shlex.join(["gradwire", *sys.argv[1:]])
     try:
-        page = write_report(outcome, folder, command=command, machine=machine())
+        return write_report(outcome, folder, command=command, machine=machine())
     except NotInstalled as error:
         typer.echo(f"there is no report, only traces in {folder}: {error}", err=True)
-    else:
-        if not quiet:
-            typer.echo(f"report: {page}")
+        return None

@@ -13,7 +13,6 @@ import typer
 from gradwire.cli.commands._inputs import RANKS, RATE, read_cluster
 from gradwire.cli.report.output import emit, progress
 from gradwire.contract.registry import load, names
-from gradwire.contract.trace.chrome import save_chrome
 from gradwire.contract.trace.span import Trace
 from gradwire.contract.units import format_rate, parse_rate, ratio
 from gradwire.errors import InvalidSetting, invalid
@@ -43,7 +42,6 @@ def simulate(
     speedups: Annotated[
         Path | None, typer.Option("--curves", help="Write speedups over one rank (PNG) here.")
     ] = None,
-    traces: Annotated[Path | None, typer.Option(help="Folder for Chrome traces.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict one iteration of a model under each planner, for any number of ranks and any link.
@@ -73,8 +71,6 @@ def simulate(
     title = cases[0].title if len(cases) == 1 else f"{len(cases)} cases"
     notes = dict.fromkeys(note for case in cases for note in case.refusals)
     emit("simulate", rows, as_json=as_json, title=title, hidden=constant, notes=list(notes))
-    if traces is not None:
-        _save_traces(cases, traces)
     if picture is not None:
         timeline.draw(cases[0].timelines, picture, title=cases[0].title)
     if speedups is not None:
@@ -198,12 +194,3 @@ def draw_speedups(rows: Sequence[dict[str, object]], path: Path) -> None:
         y_label="times the work of one rank",
         doubling=True,
     )
-
-
-def _save_traces(cases: Sequence[ModelOnCluster], folder: Path) -> None:
-    """A Chrome trace a planner; with several cases, in a folder each."""
-    for case in cases:
-        own = folder if len(cases) == 1 else folder / case.title.replace("/", " per ")
-        own.mkdir(parents=True, exist_ok=True)
-        for name, trace in case.timelines.items():
-            save_chrome(trace, own / f"{name}.trace.json")

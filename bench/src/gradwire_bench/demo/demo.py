@@ -17,7 +17,7 @@ from gradwire.contract.units import format_bytes, format_rate
 from gradwire.errors import invalid
 
 from ..report import bars, curves, html, timeline
-from ..testbed.hosts import Testbed, open_hosts
+from ..testbed.hosts import Testbed, available, relayed_hosts, shaped_hosts
 from ..testbed.ranks import Report, run_ranks
 from ..training.tasks import make_task
 from .demo_rank import COMPRESSORS, methods
@@ -31,7 +31,10 @@ _START_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Settings of the demo. Each method takes ``steps`` steps, in ``rounds`` turns."""
+    """Settings of the demo. Each method takes ``steps`` steps, in ``rounds`` turns.
+
+    ``relayed``: a relay limits rates, also where the machine has network namespaces.
+    """
 
     hosts: int = 4
     rate_bytes_per_s: float = 25_000_000.0
@@ -39,6 +42,7 @@ class Demo:
     rounds: int = 4
     task: str = "text"
     compressors: tuple[str, ...] = COMPRESSORS
+    relayed: bool = False
 
     def __post_init__(self) -> None:
         if self.hosts < 2:
@@ -89,27 +93,27 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
         "compressors": demo.compressors,
     }
     testbed = Testbed(hosts=demo.hosts, rate_bytes_per_s=demo.rate_bytes_per_s)
-    with open_hosts(testbed) as hosts:
+    opened = relayed_hosts if demo.relayed or not available() else shaped_hosts
+    with opened(testbed) as hosts:
         results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
-        shaped = hosts.shaped
-    link = format_rate(demo.rate_bytes_per_s) if shaped else "unshaped loopback"
+        relayed = hosts.relay_port is not None
     parameters = results[0]["ddp"]["parameters"]
     notes = [
         f"{task.description}; {parameters:,} parameters, {format_bytes(4 * parameters)} of "
         "gradients; AdamW.",
-        f"{demo.hosts} hosts, each one rank, {link}; {demo.steps} steps a method in "
-        f"{demo.rounds} turns; all methods see the same batches.",
+        f"{demo.hosts} hosts, each one rank, {format_rate(demo.rate_bytes_per_s)}; {demo.steps} "
+        f"steps a method in {demo.rounds} turns; all methods see the same batches.",
         "step_s is the median of rank 0's steps without the first three; the spread is from the "
-        "20th to the 80th percentile. Bytes are the interface's own "
-        "count (one header for each large segment).",
+        "20th to the 80th percentile. Bytes are the "
+        + ("relay's count." if relayed else "interface's count (one header a large segment)."),
         "density actual is the share of elements in the mean, of messages that select some: the "
         "union over ranks, which is more than one rank selects.",
         "loss is on a held-out batch after the last step.",
     ]
-    if not shaped:
-        notes.append("Bytes of loopback are those of all ranks together, divided by their number.")
+    if relayed:
+        notes.append("A relay limits rates in user space, so all ranks share this machine's cores.")
     return DemoResult(
-        [_row(demo, method, results, shaped) for method in demo.methods],
+        [_row(demo, method, results) for method in demo.methods],
         {m: Trace.merged(Trace.from_json(r[m]["trace"]) for r in results) for m in demo.methods},
         {m: results[0][m]["losses"] for m in demo.methods},
         {m: results[0][m]["all_step_s"] for m in demo.methods},
@@ -117,15 +121,13 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
     )
 
 
-def _row(demo: Demo, method: str, results: list[dict[str, Any]], shaped: bool) -> dict[str, object]:
+def _row(demo: Demo, method: str, results: list[dict[str, Any]]) -> dict[str, object]:
     own, ddp = results[0][method], results[0]["ddp"]
     sent = sum(result[method]["sent_bytes"] for result in results) / len(results)
-    if not shaped:
-        sent /= demo.hosts
     return {
         "name": method,
         "num_hosts": demo.hosts,
-        "link_bytes_per_s": demo.rate_bytes_per_s if shaped else None,
+        "link_bytes_per_s": demo.rate_bytes_per_s,
         "step_s": own["step_s"],
         "step_p20_s": own["step_p20_s"],
         "step_p80_s": own["step_p80_s"],

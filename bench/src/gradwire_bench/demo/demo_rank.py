@@ -26,8 +26,8 @@ from gradwire.runtime.handle import Handle
 from gradwire.runtime.setup.options import Options
 from gradwire.runtime.step.task_graph import wall_clock
 
-from ..testbed.counters import own_counters
 from ..testbed.ranks import Report
+from ..testbed.relay import own_counters
 from ..training.tasks import make_task
 from ..workloads.task import TrainingTask
 

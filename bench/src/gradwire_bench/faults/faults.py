@@ -133,17 +133,3 @@ def most_likely(count: int, trials: int) -> float:
     share, square = count / trials, _Z * _Z
     spread = math.sqrt(share * (1 - share) / trials + square / (4 * trials * trials))
     return min(1.0, (share + square / (2 * trials) + _Z * spread) / (1 + square / trials))
-
-
-def as_markdown(rows: Sequence[dict[str, object]]) -> str:
-    """The rows as a table in Markdown, as it stands in the documentation.
-
-    >>> print(as_markdown([{"name": "kill", "worst_s": None}]))
-    | fault | worst_s |
-    | --- | --- |
-    | kill |  |
-    """
-    keys = [key for key in rows[0] if key != "name"]
-    lines = [["fault", *keys], ["---"] * (len(keys) + 1)]
-    lines += [[str(r["name"]), *("" if r[k] is None else str(r[k]) for k in keys)] for r in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

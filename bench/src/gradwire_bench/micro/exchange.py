@@ -8,7 +8,6 @@ from statistics import mean, median, quantiles
 from typing import Any
 
 from gradwire.cli.report.table import Row
-from gradwire.contract.spec import chunk_bounds
 from gradwire.errors import UnknownName, invalid
 from gradwire.exchange.two_level import TwoLevel
 
@@ -22,7 +21,7 @@ CONSTANT = frozenset({"num_hosts", "ranks_per_host", "link_bytes_per_s", "numel"
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeBench:
-    """Settings of ``bench exchange``: ``numel`` float32 elements, cut into ``pieces`` messages.
+    """Settings of ``bench exchange``: a gradient of ``numel`` float32 elements.
 
     Where hosts have several ranks, each exchange is measured twice: among all ranks as if each were
     a host, and on hosts (see `hosts`), where it takes flat vectors.
@@ -33,14 +32,13 @@ class ExchangeBench:
     rate_bytes_per_s: float = 62_500_000.0
     numel: int = 10_000_000
     repeats: int = 7
-    pieces: int = 1
     only: tuple[str, ...] = ()
     """Exchanges to measure beside the dense one; all there are if it is empty."""
 
     def __post_init__(self) -> None:
         if self.hosts < 2:
             raise invalid("hosts", self.hosts, "at least 2", "a single host sends nothing")
-        for name in ("ranks_per_host", "numel", "repeats", "pieces"):
+        for name in ("ranks_per_host", "numel", "repeats"):
             if getattr(self, name) < 1:
                 raise invalid(name, getattr(self, name), "at least 1", "leave it out")
         for name in self.only:
@@ -68,7 +66,6 @@ def run(
     settings = {
         "numel": bench.numel,
         "repeats": bench.repeats,
-        "pieces": bench.pieces,
         "ranks_per_host": bench.ranks_per_host,
         "exchanges": bench.names,
         "threads": max(1, len(os.sched_getaffinity(0)) // (bench.hosts * bench.ranks_per_host)),
@@ -130,10 +127,7 @@ def _stated_bytes(name: str, bench: ExchangeBench) -> list[int]:
     exchange, per_host = exchange_for_row(name, bench.ranks_per_host), bench.ranks_per_host
     if per_host > 1 and not isinstance(exchange, TwoLevel):
         return []
-    specs = [message_spec(b - a) for a, b in chunk_bounds(bench.numel, bench.pieces)]
+    spec = message_spec(bench.numel)
     if isinstance(exchange, TwoLevel):
-        specs, exchange = [exchange.share(spec) for spec in specs], exchange.inner
-    alone = [exchange.wire_bytes(spec, bench.hosts) for spec in specs]
-    sent = [None if one is None else [per_host * size for size in one] for one in alone]
-    stated = [ranks for ranks in sent if ranks is not None]
-    return [sum(pieces) for pieces in zip(*stated, strict=True)] if len(stated) == len(sent) else []
+        spec, exchange = exchange.share(spec), exchange.inner
+    return [per_host * size for size in exchange.wire_bytes(spec, bench.hosts) or []]

@@ -21,7 +21,7 @@ from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Exchange, Member
 from gradwire.contract.registry import load, names
-from gradwire.contract.spec import TensorSpec, chunk_bounds, squarest
+from gradwire.contract.spec import TensorSpec, squarest
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
@@ -59,27 +59,20 @@ def message_spec(numel: int) -> TensorSpec:
     return TensorSpec("grad", numel, shapes=squarest(numel))
 
 
-class _Piecewise:
-    """One gradient through one exchange, cut into messages that the engine interleaves."""
+class _Through:
+    """One gradient through one exchange."""
 
-    def __init__(self, exchange: Exchange, grad_N: Tensor, engine: Engine, pieces: int) -> None:
-        self.exchange, self.engine = exchange, engine
-        bounds = chunk_bounds(grad_N.numel(), pieces)
-        self.parts = [grad_N[a:b] for a, b in bounds]
-        self.members = [Member(engine.rank, engine.world, turn) for turn in range(len(bounds))]
-        self.states: list[Any] = [
-            exchange.init(message_spec(b - a), engine.world) for a, b in bounds
-        ]
+    def __init__(self, exchange: Exchange, grad_N: Tensor, engine: Engine) -> None:
+        self.exchange, self.grad_N, self.engine = exchange, grad_N, engine
+        self.member = Member(engine.rank, engine.world)
+        self.state: Any = exchange.init(message_spec(grad_N.numel()), engine.world)
 
     def __call__(self) -> None:
-        ends = [
-            self.engine.launch(i, f"piece {i}", self.exchange.synchronise(m, s, part, part))
-            for i, (m, s, part) in enumerate(
-                zip(self.members, self.states, self.parts, strict=True)
-            )
-        ]
-        self.engine.wait(ends)
-        self.states = [end.result for end in ends]
+        grad_N = self.grad_N
+        steps = self.exchange.synchronise(self.member, self.state, grad_N, grad_N)
+        end = self.engine.launch(0, "gradient", steps)
+        self.engine.wait([end])
+        self.state = end.result
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -99,9 +92,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     work_N = torch.empty_like(source_N)
     sides: dict[str, Callable[[], Any]] = {TORCH: lambda: dist.all_reduce(work_N)}
     for name in settings["exchanges"]:
-        sides[name] = _Piecewise(
-            exchange_for_row(name, per_host), work_N, engine, settings["pieces"]
-        )
+        sides[name] = _Through(exchange_for_row(name, per_host), work_N, engine)
     found: dict[str, Any] = {name: {"seconds": [], "sent_bytes": []} for name in sides}
     for repeat in range(repeats + 1):
         for place, (name, side) in enumerate(sides.items()):

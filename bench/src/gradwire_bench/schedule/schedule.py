@@ -23,7 +23,6 @@ from typing import Any
 
 from gradwire.cli.report.table import Row
 from gradwire.contract.registry import names
-from gradwire.contract.trace.chrome import save_chrome
 from gradwire.contract.trace.span import Trace
 from gradwire.contract.units import format_rate
 from gradwire.errors import UnknownName, invalid
@@ -42,13 +41,6 @@ PLANNERS = ("wfbp", "ddp", "mgwfbp", "bytescheduler", "usbyte", "usbyte_extended
 TUNED = frozenset({"bytescheduler", "usbyte", "usbyte_extended"})
 """Planners whose settings are found by Bayesian optimisation, as the US-Byte paper finds those of
 ByteScheduler and its own S_p."""
-FIXED_BYTES = 500_000
-"""S_p of the paper's simulations: 4 Mbit."""
-FIXED: dict[str, dict[str, int]] = {
-    "bytescheduler": {"partition_bytes": FIXED_BYTES, "credit": 2},
-    "usbyte": {"basic_partition_bytes": FIXED_BYTES},
-}
-"""The settings of the paper's simulations (section 6.6)."""
 CONSTANT = frozenset({"num_hosts", "link_bytes_per_s", "scale", "slowdown", "beta_s_per_byte"})
 """Keys that have one value in all rows of a run, or nearly so."""
 BURST_S = 0.001
@@ -65,8 +57,8 @@ class ScheduleBench:
 
     ``profiles`` are names of the catalogue or files. ``rate_bytes_per_s`` is the rate of the links
     that are stood for, and the links here get 1/(``scale`` * ``slowdown``) of it. Each of ``turns``
-    measures ``iterations`` iterations of each planner. ``fixed`` adds rows with the paper's fixed
-    settings, ``trials`` is how many settings are tried where they are tuned.
+    measures ``iterations`` iterations of each planner. ``trials`` is how many settings are tried
+    where they are tuned.
     """
 
     profiles: tuple[str, ...] = ("vgg16",)
@@ -77,7 +69,6 @@ class ScheduleBench:
     turns: int = 2
     iterations: int = 2
     planners: tuple[str, ...] = PLANNERS
-    fixed: bool = False
     trials: int = 25
 
     def __post_init__(self) -> None:
@@ -111,14 +102,10 @@ class ScheduleBench:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the table: each is a name, a planner, its settings, and whether to tune."""
-        rows = []
-        for planner in self.planners:
-            tune = planner in TUNED
-            rows.append({"name": planner, "planner": planner, "settings": {}, "tune": tune})
-            if self.fixed and planner in FIXED:
-                fixed = {"name": f"{planner}-fixed", "settings": FIXED[planner], "tune": False}
-                rows.append({"planner": planner, **fixed})
-        return rows
+        return [
+            {"name": planner, "planner": planner, "settings": {}, "tune": planner in TUNED}
+            for planner in self.planners
+        ]
 
 
 @dataclass(frozen=True)
@@ -232,12 +219,3 @@ def draw(outcome: ScheduleResult, path: Path, *, title: str) -> None:
         for kind, traces in (("measured", outcome.measured), ("simulated", outcome.simulated))
     }
     timeline.draw(panels, path, title=title)
-
-
-def save_traces(outcome: ScheduleResult, folder: Path) -> None:
-    """Writes Chrome traces of one iteration of rank 0: ``<model>-<row>-<kind>.trace.json``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for kind, traces in (("measured", outcome.measured), ("simulated", outcome.simulated)):
-        for model, of_model in traces.items():
-            for name, trace in of_model.items():
-                save_chrome(trace, folder / f"{model}-{name}-{kind}.trace.json")

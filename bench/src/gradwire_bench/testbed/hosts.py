@@ -29,6 +29,7 @@ from .netns import (
     shape,
     shape_one,
 )
+from .relay import open_relay
 
 _logger = logging.getLogger("gradwire")
 
@@ -87,7 +88,7 @@ class Hosts:
 
     Rank r runs on host r // ``ranks_per_host``. ``shaped`` tells whether ``rate_bytes_per_s`` is
     enforced; on plain loopback it is not, and all hosts share one address and one interface.
-    ``master_port`` is free on host 0.
+    ``master_port`` is free on host 0. Behind a relay it is enforced for programs of `run_ranks`.
     """
 
     names: tuple[str, ...]
@@ -98,6 +99,7 @@ class Hosts:
     master_port: int
     ranks_per_host: int = 1
     namespaces: Namespaces | None = None
+    relay_port: int | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -210,6 +212,14 @@ def loopback_hosts(settings: Testbed) -> Iterator[Hosts]:
         ranks_per_host=settings.ranks_per_host,
         master_port=_free_port(),
     )
+
+
+@contextmanager
+def relayed_hosts(settings: Testbed) -> Iterator[Hosts]:
+    """Hosts of one rank each whose rates a relay limits in user space, for a ``with`` block."""
+    given = settings.rate_bytes_per_s, settings.burst_s
+    with loopback_hosts(settings) as hosts, open_relay(*given) as relay_port:
+        yield replace(hosts, shaped=True, relay_port=relay_port)
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from gradwire.errors import ExitCode, RankFailed, invalid
 
 from ._orphans import mark
 from .hosts import Hosts
+from .relay import RELAY
 
 Output = Literal["first", "all", "none"]
 EndedBy = Literal["itself", "another's failure", "time limit"]
@@ -151,6 +152,7 @@ def rank_variables(hosts: Hosts, rank: int, variables: Mapping[str, str]) -> dic
         "MASTER_PORT": str(hosts.master_port),
         "GLOO_SOCKET_IFNAME": hosts.interface,
         "NCCL_SOCKET_IFNAME": hosts.interface,
+        **({} if hosts.relay_port is None else {RELAY: str(hosts.relay_port)}),
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -22,6 +23,7 @@ from gradwire.planning.measure.links import launched_group
 
 from .hosts import Hosts
 from .launch import launch
+from .relay import RELAY, relayed_group
 
 _POLL_S = 0.2
 
@@ -86,7 +88,7 @@ def main() -> None:
             draft.write_text(f"{fraction} {what}", encoding="utf-8")
             draft.replace(folder / "progress")
 
-    with launched_group():
+    with relayed_group() if RELAY in os.environ else launched_group():
         result = importlib.import_module(program).measure(settings, report)
         _result(folder, dist.get_rank()).write_text(json.dumps(result), encoding="utf-8")
 

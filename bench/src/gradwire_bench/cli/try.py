@@ -1,0 +1,44 @@
+"""See methods train on this machine: two minutes, no root, a page in the browser."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.contract.units import parse_rate
+
+from ..demo.demo import CONSTANT, Demo, run
+from .demo import write
+
+app = typer.Typer()
+
+
+@app.command("try")
+def try_here(
+    rate: Annotated[str, typer.Option(help="Rate of each rank's link.")] = "100mbit",
+    steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 24,
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("gradwire-try"),
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+) -> None:
+    """Train a small model by five methods on this machine, and show the loss over seconds.
+
+    Two ranks train behind slow links. A relay in user space limits their rates, so this needs
+    neither root nor network namespaces. It takes about two minutes.
+    """
+    settings = Demo(
+        hosts=2,
+        rate_bytes_per_s=parse_rate(rate),
+        steps=steps,
+        compressors=("cast16", "uniform", "onebit"),
+        relayed=True,
+    )
+    with progress("try", total=1) as advance:
+        outcome = run(settings, Fractions(advance))
+    emit("try", outcome.rows, as_json=False, title=f"2 ranks at {rate}", hidden=CONSTANT)
+    page = write(outcome, out)
+    if page is not None and browser:
+        webbrowser.open(page.resolve().as_uri())
