@@ -30,7 +30,7 @@ def train(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
 
 
 def train_locally(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    handle = gw.local_steps(model, optimizer, "uniform", every="auto")
+    handle = gw.local_steps(model, optimizer, "uniform", every=8)
     handle.end_period()
     anchors = handle.anchors()
     assert_type(anchors, dict[str, Tensor])

@@ -39,7 +39,7 @@ from ...contract.bounds import check_share
 from ...errors import invalid
 from ..data.cluster import Cluster
 from ..data.fit import LineFit
-from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from ..data.profile import Profile
 from ..fusion import (
     ENTRY_BYTES,
@@ -88,13 +88,9 @@ def ssfusion(
             messages.append(maker.dense(group))
             continue
         name = f"ssfusion {number}"
-        made, density_here, num_dense = maker.messages(group, name)
+        made, lowered, num_dense = maker.messages(group, name)
         messages += made
-        exchanges[name] = ExchangeSetting(
-            compressor="selective",
-            settings={"sparsifier": sparsifier, "density": density_here, "num_dense": num_dense},
-            error_feedback=True,
-        )
+        exchanges[name] = _selective(sparsifier, lowered, num_dense)
     return Plan(
         planner="ssfusion",
         model=profile.model,
@@ -108,6 +104,12 @@ def ssfusion(
         messages=tuple(messages),
         exchanges=exchanges,
     )
+
+
+def _selective(sparsifier: str, density: float, num_dense: int) -> ExchangeSetting:
+    settings: dict[str, Setting] = {"sparsifier": sparsifier, "density": density}
+    settings["num_dense"] = num_dense
+    return ExchangeSetting(compressor="selective", settings=settings, error_feedback=True)
 
 
 def _check(what: str, given: str, known: tuple[str, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +17,7 @@ from ...errors import invalid
 from ..handle import Handle
 from ..setup.refusals import Strangers
 from ..step.progress import Progress
-from ..step.task_graph import wall_clock
 from .outer import Outer
-from .period import ChosenGap
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,6 @@ class Rhythm:
         """Local steps from one exchange to the next."""
         return self.every // self.fragments
 
-    def with_gap(self, gap: int) -> Rhythm:
-        """The rhythm of as many fragments with so many local steps between exchanges."""
-        return replace(self, every=gap * self.fragments)
-
 
 class LocalSteps(Handle):
     """The handle that ``gw.local_steps`` returns. Other methods are those of ``Handle``."""
@@ -73,12 +67,11 @@ class LocalSteps(Handle):
         rhythm: Rhythm,
         fragments: list[list[str]],
         strangers: Strangers,
-        chosen: ChosenGap | None = None,
     ) -> None:
         super().__init__(model, exchange, progress, None, None, undo)
         progress.num_fragments = len(fragments)
         self._outer, self._rhythm, self._fragments = outer, rhythm, fragments
-        self._strangers, self._chosen = strangers, chosen
+        self._strangers = strangers
         self._algorithm = f"local steps with outer {outer.settings[0]} through {exchange!r}"
         self._local_step = self._counted_from = 0
         self._position = 0
@@ -86,9 +79,6 @@ class LocalSteps(Handle):
         self._left = 0
         """Local steps until ``_arriving`` takes effect; 0 where nothing is on its way."""
         self._arriving: dict[str, Tensor] = {}
-        self._waited_s = 0.0
-        """Seconds within ``count_step`` since the last exchange."""
-        self._exchanged_at_s: float | None = None
         this = weakref.ref(self)
 
         def settle() -> None:
@@ -122,7 +112,7 @@ class LocalSteps(Handle):
     def count_step(self) -> None:
         """Counts a local step, and does what is due after it; called by the optimizer's hook."""
         self._engine.check()
-        start_s, rhythm = wall_clock(), self._rhythm
+        rhythm = self._rhythm
         self._local_step += 1
         self._position += 1
         if self._left:
@@ -138,23 +128,6 @@ class LocalSteps(Handle):
             self._left = rhythm.delay
             if not rhythm.delay:
                 self._apply(rhythm.mixing)
-        if self._chosen is not None:
-            self._waited_s += wall_clock() - start_s
-            if not rest:
-                self._choose(self._chosen)
-
-    def _choose(self, chosen: ChosenGap) -> None:
-        """Counts an exchange with its seconds; at the end of a period it may choose another one."""
-        now_s, waited_s, self._waited_s = wall_clock(), self._waited_s, 0.0
-        if (before_s := self._exchanged_at_s) is not None:
-            chosen.count(waited_s, (now_s - before_s - waited_s) / self._rhythm.gap)
-        if chosen.is_due and not self._position:
-            self.synchronize()
-            before = self._rhythm
-            self._rhythm = before.with_gap(chosen.choose(self._engine))
-            if self._rhythm != before:
-                self._progress.recorder.forget_times()
-        self._exchanged_at_s = wall_clock()
 
     def end_period(self) -> None:
         """Exchanges everything now. All ranks then have the same parameters, and a new period
@@ -193,7 +166,7 @@ class LocalSteps(Handle):
         """Figures of this rank, as those of ``Handle.stats``, for local steps.
 
         - ``steps`` counts local steps, and ``exchanges`` those that exchanged a fragment.
-        - ``every`` is the present period.
+        - ``every`` is the period.
         - ``*_per_step`` are per local step. ``step_s`` is the median time between two exchanges
           over the steps between them.
         """
@@ -221,8 +194,6 @@ class LocalSteps(Handle):
         saved = super().state_dict()
         arriving = {name: mean.clone() for name, mean in self._arriving.items()}
         place = {"position": self._position, "left": self._left, "arriving": arriving}
-        if self._chosen is not None:
-            place["gap"] = self._rhythm.gap
         return {**saved, "local_step": self._local_step, "outer": {**self._outer.state(), **place}}
 
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
@@ -236,9 +207,6 @@ class LocalSteps(Handle):
         def put_in_place() -> None:
             put_exchanges()
             put_outer()
-            if self._chosen is not None and "gap" in outer:
-                self._chosen.gap = max(outer["gap"], self._chosen.least)
-                self._rhythm = self._rhythm.with_gap(self._chosen.gap)
             self._local_step = self._counted_from = local_step
             self._position = outer["position"] % self._rhythm.every
             self._left = outer["left"]

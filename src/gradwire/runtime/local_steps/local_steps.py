@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -47,7 +47,6 @@ from ..step.synchroniser import AnyMessage
 from ..step.wire import Group
 from .local_handle import LocalSteps, Rhythm
 from .outer import DILOCO, MakeOuter, Outer
-from .period import LEAST, ChosenGap
 
 
 @takes_options
@@ -56,7 +55,7 @@ def local_steps(
     optimizer: Optimizer,
     exchange: Exchange | Compressor | str,
     *,
-    every: int | Literal["auto"],
+    every: int,
     outer: MakeOuter = DILOCO,
     fragments: int = 1,
     delay: int = 0,
@@ -77,8 +76,7 @@ def local_steps(
         model: A module, or a DDP model, which then exchanges nothing itself.
         optimizer: The optimizer that the loop steps.
         exchange: A compressor, an exchange, or a name.
-        every: Local steps between two exchanges. "auto" chooses 4 to 32: the shortest period at
-            which ranks wait for at most a tenth of the time.
+        every: Local steps between two exchanges.
         outer: A function that makes the outer optimizer of anchors. The default is DiLoCo's,
             ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``. With
             ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD). Short periods want
@@ -150,11 +148,6 @@ class _Locally(Attachment):
         every, fragments, delay, mixing = self._asked.values()
         if mixing is None:
             mixing = 0.5 if delay else 0.0
-        self._chosen = None
-        if every == "auto":
-            least = max(LEAST, delay + 1 if type(delay) is int else 0)
-            self._chosen = ChosenGap(least, least)
-            every = least * fragments
         self._rhythm = Rhythm(every, fragments, delay, mixing)
         self._outer = Outer(params, self._make)
         self._fragments = cut_into(params, fragments)
@@ -208,7 +201,6 @@ class _Locally(Attachment):
             rhythm=self._rhythm,
             fragments=self._fragments,
             strangers=strangers,
-            chosen=self._chosen,
         )
         handle.enter_model()
         hook = self._optimizer.register_step_post_hook(untraced(lambda *_: handle.count_step()))

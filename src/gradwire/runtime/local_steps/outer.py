@@ -163,8 +163,6 @@ def check_outer(saved: Any, whose: str = "the state") -> None:
     if min(saved["position"], saved["left"]) < 0:
         given = min(saved["position"], saved["left"])
         raise invalid(f"position in the period of {whose}", given, "at least 0", _DAMAGED)
-    if type(gap := saved.get("gap", 1)) is not int or gap < 1:
-        raise invalid(f"gap of {whose}", gap, "a whole number of at least 1", _DAMAGED)
 
 
 def _check_fits(what: str, given: Any, own: Tensor | None) -> None:

@@ -71,7 +71,6 @@ class JointCall:
         own: dict[str, Any] = {"call": self._call}
         own |= {key: saved[key] for key in ("step", "run", "saved_by")}
         own["local_step"] = saved.get("local_step")
-        own["local steps between two exchanges"] = (saved.get("outer") or {}).get("gap")
         own["strict"], own["is of a share"] = strict, bool(saved["share"])
         own["fields"] = {
             f"{kind} {name}": sorted(fields)

@@ -94,12 +94,6 @@ class Recorder:
             self._began_s = now_s
             self._steps.append([])
 
-    def forget_times(self) -> None:
-        """Counts the times between steps anew, where steps become another thing."""
-        with self._lock:
-            self._step_s.clear()
-            self._began_s = None
-
     def trace(self) -> Trace:
         with self._lock:
             spans = (span for spans in self._steps for span in spans)
