@@ -89,9 +89,9 @@ class Built:
         return CppSource("compll", self.text, _HEADERS, flags=_FLAGS, wishes=_WIDE)
 
     @cached_property
-    def keeping(self) -> frozenset[Kernel]:
-        """The kernels that keep some elements."""
-        return frozenset(kernel for kernel in self.kernels if kernel.keep is not None)
+    def keeping(self) -> frozenset[str]:
+        """The names of the kernels that keep some elements."""
+        return frozenset(kernel.name for kernel in self.kernels if kernel.keep is not None)
 
     @cached_property
     def launcher(self) -> Launcher:
@@ -125,7 +125,7 @@ class Built:
         words = array("Q", [word for call in calls for word in call.words(kernel)])
         address, _ = words.buffer_info()
         getattr(library, kernel.name)(address, len(calls))
-        if kernel not in self.keeping:
+        if kernel.name not in self.keeping:
             return [0] * len(calls)
         kept = words[_NUM_KEPT :: len(words) // len(calls)].tolist()
         if max(kept) >= 2**63:  # -1

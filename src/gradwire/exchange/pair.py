@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
@@ -42,9 +43,17 @@ class Pair(Exchange):
         sizes = tensor_sizes(spec)
         return PairState(sizes, self.collective.init(self.codec_of(sizes), spec, world))
 
+    @cached_property
+    def _codecs(self) -> dict[tuple[int, ...], Compressor]:
+        """The codecs that ``codec_of`` has made, which members know again in the next step."""
+        return {}
+
     def codec_of(self, sizes: tuple[int, ...]) -> Compressor:
         """The codec as it encodes a message of tensors of ``sizes`` elements."""
-        return tensorwise(self.codec, sizes)
+        found = self._codecs.get(sizes)
+        if found is None:
+            found = self._codecs[sizes] = tensorwise(self.codec, sizes)
+        return found
 
     def synchronise(
         self,

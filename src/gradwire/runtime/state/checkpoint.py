@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ...contract import State
 from ...errors import InvalidSetting, invalid
-from ...exchange.error_feedback import chooser_of
 from ...exchange.error_feedback import residuals as residuals_of
 from ..step.messages import Message
 from .saved import SCHEMA, Fields, check_form, refuse_values
@@ -236,9 +235,8 @@ def loaded(
     is_whole = saved_by == (origin.world_size, origin.ranks_per_host)
     states = [_filled(message, params, whole, numels, is_whole=is_whole) for message in messages]
     for message, state in zip(messages, states, strict=True):
-        own = chooser_of(message.exchange)
-        if own is not None:
-            own.check(state, [slot.name for slot in message.slots])
+        if message.chooser is not None:
+            message.chooser.check(state, [slot.name for slot in message.slots])
     if lost := sorted({*whole} - {message.key for message in messages}):
         _log.warning(
             "gradients travel in other messages than where this state was saved (%s): what was "

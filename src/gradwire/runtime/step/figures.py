@@ -27,7 +27,7 @@ from ...contract.state import leaves
 from ...contract.trace.density import StepDensity
 from ...contract.trace.span import Span, Trace
 from ...errors import InvalidSetting, invalid
-from ...exchange.error_feedback import chooser_of, residuals
+from ...exchange.error_feedback import residuals
 from ..device.staging import Staging
 from .engine import OFFLOAD
 from .messages import Message
@@ -160,10 +160,9 @@ def adapted(messages: Iterable[Message]) -> dict[str, str]:
     """The settings of each layer, in words, by parameter name; empty without ``adapt``."""
     found: dict[str, str] = {}
     for message in messages:
-        own = chooser_of(message.exchange)
-        if own is not None:
+        if message.chooser is not None:
             names = (slot.name for slot in message.slots)
-            found.update(zip(names, own.settings(message.state), strict=True))
+            found.update(zip(names, message.chooser.settings(message.state), strict=True))
     return found
 
 

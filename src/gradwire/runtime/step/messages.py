@@ -54,7 +54,7 @@ from ...contract.spec import TensorSpec
 from ...contract.state import leaves, with_tensors
 from ...contract.verbs import Compute, Steps
 from ...errors import InvalidSetting, invalid
-from ...exchange.error_feedback import TensorEncoder, Wrapper
+from ...exchange.error_feedback import TensorEncoder, Wrapper, chooser_of
 from ...exchange.pair import Pair
 from ...planning.default_fusion import NamedParam
 from ..device.devices import home_of, kept_on
@@ -150,6 +150,8 @@ class Message:
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
         self.member = Member(rank, world, turn)
         self._encoder = TensorEncoder.of(exchange)
+        self.chooser = chooser_of(exchange)
+        """The part of the exchange that chooses settings anew after a step, if it has one."""
         apart = () if self._encoder is None else self._encoder.exchange.apart(self.spec)
         self._places = {self.slots[place].name: place for place in apart}
         self.is_inline = bool(lanes) and not self._places

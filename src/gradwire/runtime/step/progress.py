@@ -194,7 +194,9 @@ class Progress:
             sent_bytes=int(costs["wire_bytes"]),
         )
         self.recorder.end_step(costs, now_s, density)
-        choose_together((message.exchange, message.state) for message in self._in_step)
+        choosing = [(one.exchange, one.state) for one in self._in_step if one.chooser is not None]
+        if choosing:
+            choose_together(choosing)
         self.synchroniser.end_step()
         if self.guard is not None:
             self.guard.end(self.step, self._in_step, self._engine.rank)
