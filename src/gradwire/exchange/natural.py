@@ -1,8 +1,9 @@
-"""Natural sparsity: rows that are zero on a rank are not sent, in steps in which that pays.
+"""Natural sparsity: rows that a rank has no gradient of are not sent, in steps in which that pays.
 
 A gradient of an embedding has values only in the rows that a batch has looked up. Ranks tell each
 other how many rows they have, and all choose alike: the inner exchange, or rows without loss by the
-scheme that is fastest for such counts.
+scheme that is fastest for such counts. Gradients that come as rows (``nn.Embedding(sparse=True)``)
+are never made dense: ``RowExchange`` has no inner exchange, and chooses among the schemes for rows.
 
 Source: ZEN (OSDI 2025), sections 2.1 and 4: "we only apply sparse tensor synchronization schemes to
     gradients from the embedding layers".
@@ -17,15 +18,18 @@ Contributed: all of the gradient where rows are sent, else the same as the inner
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..collective.steps.rows import average_rows
 from ..collective.steps.sizes import tell_count
 from ..compress.nonzero import nonzero
-from ..contract import Compressor, Exchange, Member, State
+from ..contract import Compressor, Exchange, Layout, Member, State, Traits
+from ..contract.collective import Collective
 from ..contract.payload import Payload
 from ..contract.registry import load
 from ..contract.spec import TensorSpec
@@ -45,6 +49,60 @@ MOST = 0.5
 
 A gradient with more of them counts as dense.
 """
+
+
+@dataclass(frozen=True)
+class RowExchange(Exchange):
+    """Averages gradients that are sparse tensors of rows, without loss and never made dense.
+
+    ``grad_N`` is coalesced and in host memory, and ``out_N`` becomes the rows that some rank has.
+    Rows take ``collective``, or the scheme that is fastest for the counts of a step.
+    State: the growth, as a number; a run that goes on from a checkpoint begins without one.
+    """
+
+    traits: ClassVar[Traits] = Traits(
+        layout=Layout.SPARSE, lossless=True, exact_size=False, host_only=True
+    )
+    collective: Collective | None = None
+
+    def init(self, spec: TensorSpec, world: int) -> float:
+        return 0.0
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        shape = grad_N.shape
+        width, most = shape[1:].numel(), 0
+
+        def choose(counts: list[int]) -> Collective:
+            nonlocal most
+            most = max(counts)
+            if self.collective is not None:
+                return self.collective
+            at = counted(counts, shape.numel(), width, grad_N.dtype, state)
+            best = fastest_scheme(at, schemes(of_rows=True, by_counts=True))
+            chosen: Collective = load("collective", best.scheme)()
+            return chosen
+
+        rows_R, values_RC = grad_N.indices()[0], grad_N.values().reshape(-1, width)
+        if me.world > 1:
+            own = rows_R, values_RC
+            rows_R, values_RC = yield from average_rows(me, own, shape[0], choose)
+        out_N.data = as_rows(rows_R, values_RC, shape)
+        return rows_R.numel() / most if most else state
+
+
+def as_rows(rows_R: Tensor, values_RC: Tensor, shape: Sequence[int]) -> Tensor:
+    """The sparse tensor of ``shape`` that has these rows, which ascend without duplicates."""
+    values = values_RC.reshape(-1, *shape[1:])
+    return torch.sparse_coo_tensor(
+        rows_R.unsqueeze(0), values, list(shape), is_coalesced=True, check_invariants=False
+    )
 
 
 class NaturalState(NamedTuple):

@@ -50,7 +50,7 @@ from .step.fused import fused_messages
 from .step.hooks import ModuleHooks
 from .step.messages import Message, as_reals, refuse_float16, scale_of, travels_scaled
 from .step.progress import Progress
-from .step.synchroniser import AnyMessage, Synchroniser
+from .step.synchroniser import Synchroniser
 from .step.wire import Group
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class Attachment:
                 messages = self.messages(who)
             refuse_float16(messages, settings.scaler)
             own[NETWORK] = network_of(messages)
-            if any(one.exchange is None or travels_scaled(one.exchange) for one in messages):
+            if any(travels_scaled(one.exchange) for one in messages):
                 own[SETTINGS]["scale of the scaler"] = repr(scale_of(settings.scaler))
         except Exception as error:
             post_refusal(who, error)
@@ -255,7 +255,7 @@ class Attachment:
     def _connect(
         self,
         grid: Grid,
-        messages: list[AnyMessage],
+        messages: list[Message],
         networks: Sequence[OwnNetwork] | None,
         healing: Healing | None,
         newcomer: Newcomer | None,
@@ -297,7 +297,7 @@ class Attachment:
         weakref.finalize(handle, engine.finish_and_close)
         return handle
 
-    def is_left_to_ddp(self, messages: Sequence[object]) -> bool:
+    def is_left_to_ddp(self, messages: Sequence[Message]) -> bool:
         """Whether DDP's own reducer averages the model's gradients; the same on all ranks.
 
         It does so for a DDP model of which every gradient is dense, unless the user asks for what
@@ -308,7 +308,7 @@ class Attachment:
         if not is_ddp or self.settings.asks_for_messages or not isinstance(exchange, Exchange):
             return False
         dense = exchange_for(none())
-        return all(isinstance(one, Message) and one.exchange == dense for one in messages)
+        return all(one.exchange == dense for one in messages)
 
     def _shared(self) -> list[Tensor]:
         """Every tensor that ranks must share, as they hold it."""
@@ -362,20 +362,20 @@ class Attachment:
             shared["torch.get_num_threads()"] = torch.get_num_threads()
         return fingerprint(self._tensors(), shared)
 
-    def messages(self, who: Membership) -> list[AnyMessage]:
+    def messages(self, who: Membership) -> list[Message]:
         """All messages in issue order."""
         if isinstance(self.settings.exchange, Exchange):
             return self._fused(self.settings.exchange, who)
         return self._planned(self.settings.plan, who, sparse_weights(self.model))
 
-    def _fused(self, exchange: Exchange, who: Membership) -> list[AnyMessage]:
+    def _fused(self, exchange: Exchange, who: Membership) -> list[Message]:
         # DDP hands in zeros for parameters that this rank has not used; else ranks tell which.
         is_ddp = isinstance(self.model, DistributedDataParallel)
         num_flags = 0 if is_ddp else len(self.params)
         given = self.model, self.carried, self.settings, exchange, who
         return fused_messages(*given, num_flags=num_flags)
 
-    def _planned(self, plan: Plan | None, who: Membership, sparse: set[int]) -> list[AnyMessage]:
+    def _planned(self, plan: Plan | None, who: Membership, sparse: set[int]) -> list[Message]:
         """The messages of a plan; those of None, by which a pilot begins, are dense."""
         if plan is None:
             return self._fused(exchange_for(none()), who)

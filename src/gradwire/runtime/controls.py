@@ -38,7 +38,6 @@ from .step.engine import Engine
 from .step.hooks import ModuleHooks
 from .step.messages import Message, ParamRange
 from .step.progress import Progress
-from .step.synchroniser import AnyMessage
 
 _DELIVERING = with_error_feedback(exchange_for(none()))
 
@@ -83,7 +82,7 @@ class Controls:
         params: Sequence[tuple[str, Tensor]],
         progress: Progress,
         hooks: ModuleHooks | DDPHooks | DDPInTurn,
-        make_messages: Callable[[Plan | None], list[AnyMessage]],
+        make_messages: Callable[[Plan | None], list[Message]],
         overlapping: Callable[[], Overlap] | None,
     ) -> None:
         self.ddp = model if isinstance(model, DistributedDataParallel) else None
@@ -156,7 +155,7 @@ class Controls:
 
         Those at the places ``delivering`` deliver residuals first; by default all that have to.
         """
-        made = [one for one in self._make_messages(self.plan) if isinstance(one, Message)]
+        made = self._make_messages(self.plan)
         for place in checkpoint.homeless(saved, made) if delivering is None else delivering:
             made[place] = self._delivering(made[place])
         checkpoint.move(saved, made)

@@ -214,7 +214,7 @@ class Handle(Joinable):
             "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
             "guard": None if self._progress.guard is None else self._progress.guard.reading,
-            "adapted": adapted(synchroniser.flat_messages),
+            "adapted": adapted(synchroniser.messages),
             **{name: [*map(dict, getattr(self, name))] for name in ("left", "joined")},
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),

@@ -24,7 +24,7 @@ from ...errors import InvalidSetting
 from ..device.streams import SideStream
 from ..overlap.overlap import Overlap
 from ..step.hooked import Hooked, untraced
-from ..step.messages import Grads, as_reals, grad_as_reals
+from ..step.messages import as_reals, grad_as_reals
 from ..step.progress import Progress
 from ..step.synchroniser import Synchroniser
 from ..step.task_graph import wall_clock
@@ -221,7 +221,7 @@ class DDPHooks:
         self._waiting = [b for b in self._waiting if b not in tied]
         for bucket in tied:
             ends = [end for i in bucket.messages if (end := synchroniser.end(i)) is not None]
-            synchroniser.engine.when_done(ends, bucket.completion(synchroniser.grads))
+            synchroniser.engine.when_done(ends, bucket.completion())
 
     def _close(self, last: _Bucket) -> None:
         """Closes the step, as all gradients are handed in; it ends when the last message does.
@@ -232,7 +232,7 @@ class DDPHooks:
         synchroniser, progress, over = self._synchroniser, self._progress, self._over
         backward_end_s = wall_clock()
         progress.mark_backward(backward_end_s)
-        complete = last.completion(synchroniser.grads)
+        complete = last.completion()
         synchroniser.open = False
         self._waiting.remove(last)
         self._used.clear()
@@ -361,18 +361,17 @@ class _Bucket:
         self.absent: dict[str, Tensor] = {}
         """The places of gradients in the bucket that this rank handed in as None, by name."""
 
-    def completion(self, grads: Grads) -> Callable[[BaseException | None], None]:
+    def completion(self) -> Callable[[BaseException | None], None]:
         """The function to call when all messages of this bucket are done or the step failed."""
 
         def complete(failure: BaseException | None) -> None:
             if failure is not None:
                 self.future.set_exception(failure)  # type: ignore[arg-type]
             else:
-                sparse = grads[self.names[0]] if self.buffer.is_sparse else None
                 # The future is complete when what was launched on the current stream is done.
                 with nullcontext() if self._side is None else self._side.use():
                     for name, grad in self.absent.items():
                         grad.copy_(self._synchroniser.mean(name))
-                    self.future.set_result(self.buffer if sparse is None else sparse)
+                    self.future.set_result(self.buffer)
 
         return complete

@@ -207,14 +207,13 @@ class Newcomer:
         self,
         connect: Callable[[Membership], Engine],
         healing: Healing | None,
-        messages: Sequence[object],
+        messages: Sequence[Message],
     ) -> Engine:
         """Connects, takes over what ranks share, and hears the verdict."""
         assert healing is not None, "refused without on_failure='shrink'"
-        flat = [message for message in messages if isinstance(message, Message)]
 
         def heal(engine: Engine) -> None:
-            healing.take_over(receive(0, engine.routes.first_channel), flat)
+            healing.take_over(receive(0, engine.routes.first_channel), messages)
 
         found = come_together(self.offer, connect, heal, healing.timeout)
         if isinstance(found, str):

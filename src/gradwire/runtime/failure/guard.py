@@ -101,7 +101,8 @@ def loses(exchange: Exchange) -> bool:
     """Whether the mean of an exchange can be another than the dense one."""
     while isinstance(exchange, Wrapper):
         exchange = exchange.inner
-    return not (isinstance(exchange, Pair) and exchange.codec.traits.lossless)
+    traits = exchange.codec.traits if isinstance(exchange, Pair) else exchange.traits
+    return traits is None or not traits.lossless
 
 
 def compared(me: Member, grad_N: Tensor, text: Steps[State]) -> Steps[tuple[State, Missed]]:

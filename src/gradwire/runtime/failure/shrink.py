@@ -35,7 +35,6 @@ from ..step.engine import Engine
 from ..step.messages import Message
 from ..step.progress import Progress
 from ..step.report import StepReport
-from ..step.synchroniser import AnyMessage
 from ..step.wire import REJOINED, Group, has_store, in_background
 from .membership import ALONE, Membership
 from .survivors import Counted, Survivors, meet
@@ -59,7 +58,7 @@ class Shrinking:
         handle: Handle,
         progress: Progress,
         params: list[NamedParam],
-        make_messages: Callable[[Membership], Sequence[AnyMessage]],
+        make_messages: Callable[[Membership], Sequence[Message]],
         undo: ExitStack,
     ) -> None:
         self._handle, self._progress, self._params = weakref.ref(handle), progress, params
@@ -170,8 +169,7 @@ class Shrinking:
     def _move(self, saved: Mapping[str, Any], engine: Engine, group: Group | None) -> None:
         """Goes on among the ranks of ``engine``, from the state that was collected."""
         messages = self._make_messages(engine.who)
-        flat = [message for message in messages if isinstance(message, Message)]
-        checkpoint.move(saved, flat)
+        checkpoint.move(saved, messages)
         self._progress.synchroniser.go_on(engine, messages)
         self._look_out()
         if (handle := self._handle()) is not None:

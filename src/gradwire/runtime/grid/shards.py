@@ -22,7 +22,6 @@ from ...errors import InvalidSetting, invalid
 from ..failure.membership import ALONE, Membership, join
 from ..setup.fingerprint import first_difference, refuse_differences, refuse_if_one_did
 from ..step.messages import Message
-from ..step.synchroniser import AnyMessage
 from ..step.wire import Group
 from .dtensors import places
 
@@ -90,7 +89,7 @@ def place_in(shards: Membership, model: nn.Module) -> str:
 def agree_among_shards(
     who: Membership,
     shards: Membership,
-    messages: Sequence[AnyMessage],
+    messages: Sequence[Message],
     num_channels: int,
     timeout: timedelta,
 ) -> None:
@@ -105,7 +104,7 @@ def agree_among_shards(
         "num_channels": num_channels,
         **{f"message {place}": _described(message) for place, message in enumerate(messages)},
     }
-    sizes = [one.spec.numel if isinstance(one, Message) else 0 for one in messages]
+    sizes = [message.spec.numel for message in messages]
 
     def checked(found: Mapping[int, Any]) -> list[list[int]]:
         refuse_if_one_did(found, "the rank of shard {} refused to attach")
@@ -122,9 +121,7 @@ def agree_among_shards(
         message.member.shards = Shards(shards.rank, numels)
 
 
-def _described(message: AnyMessage) -> str:
+def _described(message: Message) -> str:
     """The facts, in words, that all parts of one message must have in common."""
     names = ", ".join(message.names)
-    if not isinstance(message, Message):
-        return f"of rows of {names}"
     return f"of {names} as {message.spec.dtype} by {message.exchange!r}"

@@ -41,9 +41,8 @@ from ..setup.refusals import Strangers, quietened, sole_ddp
 from ..setup.settings import Settings
 from ..step.fused import fused_messages
 from ..step.hooked import untraced
-from ..step.messages import refuse_complex
+from ..step.messages import Message, refuse_complex
 from ..step.progress import Progress
-from ..step.synchroniser import AnyMessage
 from ..step.wire import Group
 from .local_handle import LocalSteps, Rhythm
 from .outer import DILOCO, MakeOuter, Outer
@@ -170,9 +169,9 @@ class _Locally(Attachment):
             accepted = "one whose parameters are all the model's, as the others would drift apart"
             raise invalid("optimizer", given, accepted, "pass a model that holds all of them")
 
-    def messages(self, who: Membership) -> list[AnyMessage]:
+    def messages(self, who: Membership) -> list[Message]:
         exchange = self.settings.exchange
-        made: list[AnyMessage] = []
+        made: list[Message] = []
         for names in self._fragments:
             anchors: list[NamedParam] = [(name, self._outer.anchors[name]) for name in names]
             first = len(made)

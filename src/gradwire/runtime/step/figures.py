@@ -197,7 +197,7 @@ def whereabouts(
     NCCL cannot (see `backends`).
     """
     steps = max(1, num_steps)
-    lanes = [lane for one in messages for lane in getattr(one, "lanes", {}).values()]
+    lanes = [lane for message in messages for lane in message.lanes.values()]
     offloaded = {"tensors": lanes.count(OFFLOAD), "bytes_per_step": staging.offloaded_bytes / steps}
     return {
         "backend": dict(backend),
@@ -285,9 +285,9 @@ def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
     """
     found = Counter(passing=passing_bytes())
     for message in messages:
-        found += kept_bytes(getattr(message, "state", None), message.member)
-        found["messages"] += getattr(message, "buffer_bytes", 0)
-        found["state"] += getattr(message, "kept_bytes", 0)
+        found += kept_bytes(message.state, message.member)
+        found["messages"] += message.buffer_bytes
+        found["state"] += message.kept_bytes
     total = sum(found.values())
     return {**{kind: found[kind] for kind in KINDS}, "bytes_a_parameter": total / max(1, numel)}
 

@@ -21,7 +21,6 @@ from ..failure.membership import Membership
 from ..setup.settings import Settings, sparse_weights, tables
 from .engine import INLINE
 from .messages import Message, ParamRange
-from .synchroniser import AnyMessage
 
 
 def fused_messages(
@@ -33,7 +32,7 @@ def fused_messages(
     *,
     first: int = 0,
     num_flags: int = 0,
-) -> list[AnyMessage]:
+) -> list[Message]:
     """The messages of a model without a plan, in issue order, numbered from ``first``.
 
     The last carries ``num_flags`` flags, of which parameters ranks use, if it can.
@@ -52,7 +51,7 @@ def fused_messages(
         # The link's bytes count: those of the exchange among hosts.
         return default_cap_bytes(members, kinds.exchange_of(*members[0]), num_hosts)
 
-    made: list[AnyMessage] = []
+    made: list[Message] = []
     fused = fuse(params, kind=kinds.of, cap_bytes=cap_bytes)
     turns = turns_of(kinds.of(*members[0]) for members in fused)
     for index, (members, turn) in enumerate(zip(fused, turns, strict=True), first):
@@ -60,9 +59,9 @@ def fused_messages(
         if kinds.is_sparse(param):
             named = named_collective(kinds.asked_for(name, param))
             way = named if named is not None and named.carries_rows else None
-            from .sparse_message import SparseMessage  # an embedding with sparse=True
+            from .row_message import RowMessage  # an embedding with sparse=True
 
-            made.append(SparseMessage(index, name, param, who.rank, who.world, collective=way))
+            made.append(RowMessage(index, name, param, who.rank, who.world, collective=way))
         else:
             carrier = kinds.exchange_of(name, param)
             if settings.ranks_per_host > 1:

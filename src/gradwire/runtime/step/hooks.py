@@ -208,11 +208,11 @@ class ModuleHooks:
         it, and may be needed for other gradients that are still to be computed. So may a hook of
         the user's that comes after the one here.
         """
-        if grad is None or grad.layout != torch.strided:
+        if grad is None:
             return False
         hooks: Any = self.params[name]._post_accumulate_grad_hooks
         is_last = next(reversed(hooks), None) == self._hooks[name].id
-        return not is_last or _holders(grad) != _ALONE
+        return not is_last or (grad.layout == torch.strided and _holders(grad) != _ALONE)
 
     def _end_backward(self) -> None:
         try:

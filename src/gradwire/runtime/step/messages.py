@@ -54,7 +54,7 @@ from ...contract.spec import TensorSpec
 from ...contract.state import leaves, with_tensors
 from ...contract.verbs import Compute, Steps
 from ...errors import InvalidSetting, invalid
-from ...exchange.error_feedback import TensorEncoder, Wrapper, chooser_of
+from ...exchange.error_feedback import Chooser, TensorEncoder, Wrapper, chooser_of
 from ...exchange.pair import Pair
 from ...planning.default_fusion import NamedParam
 from ..device.devices import home_of, kept_on
@@ -117,6 +117,8 @@ class Message:
     missed: Missed | None = None
     """How far the mean was from the dense one in the last step that had a ``compare``."""
 
+    is_of_rows = False
+    """Whether the gradient comes as rows; see `row_message`."""
     keeps = looks = False
     _kept: State = None
     """The state before the open step, if that may be undone."""
@@ -150,8 +152,6 @@ class Message:
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
         self.member = Member(rank, world, turn)
         self._encoder = TensorEncoder.of(exchange)
-        self.chooser = chooser_of(exchange)
-        """The part of the exchange that chooses settings anew after a step, if it has one."""
         apart = () if self._encoder is None else self._encoder.exchange.apart(self.spec)
         self._places = {self.slots[place].name: place for place in apart}
         self.is_inline = bool(lanes) and not self._places
@@ -174,6 +174,11 @@ class Message:
         self.norms: list[float] = []
         """The norm of each slot's own gradient in the last step that noted norms."""
         self.state: State = self.first_state()
+
+    @cached_property
+    def chooser(self) -> Chooser | None:
+        """The part of the exchange that chooses settings anew after a step, if it has one."""
+        return chooser_of(self.exchange)
 
     @cached_property
     def flat_N(self) -> Tensor:
@@ -261,10 +266,11 @@ class Message:
         Whoever asks knows that nobody else looks at the gradient, or at memory that it shares,
         until the message has ended.
         """
+        if len(self.slots) != 1:
+            return False
         grad = grads[self.slots[0].name]
         return (
-            len(self.slots) == 1
-            and self.flags_F is None
+            self.flags_F is None
             and self.slots[0].is_whole
             and not self.lanes
             and self.scale == 1.0
@@ -296,7 +302,7 @@ class Message:
         else:
             self.state = yield from text
         if self.looks:
-            self._extremes = yield Compute("look", lambda: torch.aminmax(grad_N), self.spec.numel)
+            self._extremes = yield Compute("look", lambda: _extremes(grad_N), self.spec.numel)
         self._lent_N = None
 
     @torch.no_grad()
@@ -441,6 +447,12 @@ class Message:
         return ",".join(str(slot) for slot in self.slots)
 
 
+def _extremes(mean_N: Tensor) -> Sequence[Tensor]:
+    """The least and the largest element, which are NaN where one is; none of an empty mean."""
+    values = mean_N.values() if mean_N.is_sparse else mean_N
+    return torch.aminmax(values) if values.numel() else ()
+
+
 def _laid_out(ranges: Iterable[ParamRange]) -> tuple[list[Slot], list[tuple[int, ...]]]:
     """Where ranges lie one behind the other, and their shapes.
 
@@ -500,7 +512,7 @@ def copy_scaled(into: Sequence[Tensor], given: Sequence[Tensor], factor: float) 
 
 
 def travels_scaled(exchange: Exchange) -> bool:
-    """Whether an exchange sends the values themselves and keeps nothing of them.
+    """Whether an exchange sends the values themselves, or rows of them, and keeps nothing of them.
 
     >>> from gradwire.compress.cast16 import cast16
     >>> from gradwire.exchange.error_feedback import with_error_feedback
@@ -512,7 +524,9 @@ def travels_scaled(exchange: Exchange) -> bool:
     """
     if isinstance(exchange, Wrapper) and exchange.ranks_per_host > 1:  # TwoLevel
         exchange = exchange.inner
-    return isinstance(exchange, Pair) and exchange.codec.traits.layout is Layout.DENSE
+    if isinstance(exchange, Pair):
+        return exchange.codec.traits.layout is Layout.DENSE
+    return exchange.traits is not None and exchange.traits.lossless
 
 
 def refuse_float16(messages: Sequence[Any], scaler: GradScaler | None) -> None:
@@ -520,7 +534,7 @@ def refuse_float16(messages: Sequence[Any], scaler: GradScaler | None) -> None:
     elements."""
     for message in messages if scaler is not None else ():
         exchange = message.exchange
-        if exchange is None or travels_scaled(exchange) or message.spec.dtype != torch.float16:
+        if travels_scaled(exchange) or message.spec.dtype != torch.float16:
             continue
         raise InvalidSetting(
             f"scaler was given, and {message.names[0]} has gradients of float16, which "

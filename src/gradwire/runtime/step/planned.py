@@ -20,8 +20,7 @@ from ..device.devices import HOST, home_of
 from ..failure.membership import Membership
 from .engine import COMPUTE, INLINE, OFFLOAD
 from .messages import Message, ParamRange
-from .sparse_message import SparseMessage
-from .synchroniser import AnyMessage
+from .row_message import RowMessage
 
 
 def messages_of(
@@ -30,18 +29,18 @@ def messages_of(
     sparse: set[int],
     who: Membership,
     ranks_per_host: int = 1,
-) -> list[AnyMessage]:
+) -> list[Message]:
     """The messages of ``plan`` in issue order, for parameters that ``check_for`` accepted."""
     of, exchanges = dict(params), exchanges_of(plan)
     rank, world = who.rank, who.world
-    made: list[AnyMessage] = []
+    made: list[Message] = []
     turns = turns_of(message.exchange for message in plan.messages)
     for index, (message, turn) in enumerate(zip(plan.messages, turns, strict=True)):
         exchange, after = exchanges[message.exchange], message.after
         name = message.chunks[0].tensor
         if id(of[name]) in sparse:
             way = _rows_way(exchange)
-            rows = SparseMessage(index, name, of[name], rank, world, collective=way, after=after)
+            rows = RowMessage(index, name, of[name], rank, world, collective=way, after=after)
             made.append(rows)
         else:
             ranges = [ParamRange(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]

@@ -123,8 +123,8 @@ class Progress:
 
     @property
     def messages(self) -> list[Message]:
-        """All messages but those of row-sparse gradients, which keep no state."""
-        return self.synchroniser.flat_messages
+        """All messages, in issue order."""
+        return self.synchroniser.messages
 
     def go_on_from(self, step: int) -> None:
         """Counts on from the step at which a state that was loaded had been saved."""
@@ -135,8 +135,7 @@ class Progress:
 
         Parameters that are not in ``names`` take no part in it; None stands for all.
         """
-        found = self.synchroniser.messages if names is None else self.synchroniser.of(names)
-        self._in_step = [message for message in found if isinstance(message, Message)]
+        self._in_step = self.messages if names is None else self.synchroniser.of(names)
         notes_norms = (self._looks() and not self._warned) or self._logs()
         for message in self._in_step:
             message.notes_norms = notes_norms
@@ -244,8 +243,6 @@ class Progress:
         synchroniser = self.synchroniser
         for name in arrived:
             put_grad(self._params[name], synchroniser.mean(name))
-        for name in synchroniser.row_sparse - arrived:
-            self._params[name].grad = synchroniser.grads[name]
         self.mark_wait(start_s, wall_clock())
         self.end_step()
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,10 +32,6 @@ from .report import Record, StepReport
 from .task_graph import Task
 from .wire import as_on_a_lane
 
-if TYPE_CHECKING:
-    from .sparse_message import SparseMessage
-
-AnyMessage: TypeAlias = "Message | SparseMessage"
 _LET_GO = torch.empty(0, device="cpu")
 """A stand-in for a gradient that has its mean. The gradient itself would hold memory that the user
 freed."""
@@ -54,7 +50,7 @@ class Synchroniser:
     def __init__(
         self,
         engine: Engine,
-        messages: Sequence[AnyMessage],
+        messages: Sequence[Message],
         params: dict[str, Tensor],
         check: Check | None = None,
     ) -> None:
@@ -88,32 +84,30 @@ class Synchroniser:
         self._reporting: list[Task] = []
         self._confirming: list[Task] = []
 
-    def replace(self, messages: Sequence[AnyMessage]) -> None:
+    def replace(self, messages: Sequence[Message]) -> None:
         """Has other messages carry the same parameters, from the next step on."""
         assert not self.open, "messages are replaced between two steps"
         self.messages = list(messages)
         self.streams.staging.clear()
-        self.flat_messages = [m for m in self.messages if isinstance(m, Message)]
-        """All messages but those of row-sparse gradients, which keep no state."""
-        self._messages_of: dict[str, list[AnyMessage]] = {name: [] for name in self.names}
+        self._messages_of: dict[str, list[Message]] = {name: [] for name in self.names}
         for message in self.messages:
             for name in message.names:
                 self._messages_of[name].append(message)
-        flags = [m.flags_F for m in self.flat_messages if m.flags_F is not None]
+        flags = [m.flags_F for m in self.messages if m.flags_F is not None]
         self._flags_F = flags[-1] if flags else None
         """The sum of all ranks' flags: above 0 for each parameter that one of them used."""
-        self.keeps_state = any(any(leaves(m.state)) for m in self.flat_messages)
+        self.keeps_state = any(any(leaves(m.state)) for m in self.messages)
         """Whether messages keep anything for later steps."""
-        slots = [slot for message in self.flat_messages for slot in message.slots]
+        slots = [slot for message in self.messages for slot in message.slots]
         self.cut = {slot.name for slot in slots if not slot.is_whole}
         """The parameters of which ranges of the flat gradient travel apart."""
-        rows = [m for m in self.messages if not isinstance(m, Message)]
+        rows = [message for message in self.messages if message.is_of_rows]
         self.row_sparse = {name for message in rows for name in message.names}
         """The parameters whose modules announce row-sparse gradients."""
-        for message in self.flat_messages:
+        for message in self.messages:
             message.take_scale(self._scale)
 
-    def go_on(self, engine: Engine, messages: Sequence[AnyMessage]) -> None:
+    def go_on(self, engine: Engine, messages: Sequence[Message]) -> None:
         """Goes on among other ranks, with messages for these; what is open is dropped."""
         self.engine, self.open = engine, False
         self.report.restart(engine.world)
@@ -137,7 +131,7 @@ class Synchroniser:
         self.engine.begin_step(step)
         if scale != self._scale:
             self._scale = scale
-            for message in self.flat_messages:
+            for message in self.messages:
                 message.take_scale(scale)
         self._clear(step)
         if self.streams.sides:
@@ -148,7 +142,7 @@ class Synchroniser:
         self.look(self._turn, names)
         looks = self.undoes_skipped and self.keeps_state
         if looks or self.report.confirms:
-            for message in self.flat_messages:
+            for message in self.messages:
                 message.begin_step(looks=looks)
         self.open = True
 
@@ -179,7 +173,7 @@ class Synchroniser:
                 self._marks.ready(name, grad)
             for message in self._messages_of[name]:
                 self._missing[message.index] -= 1
-                if grad is not None and isinstance(message, Message) and name in message.lanes:
+                if grad is not None and name in message.lanes:
                     self._encode_ahead(message, name)
             while len(self._ends) < len(self._queue):
                 message = self._queue[len(self._ends)]
@@ -189,7 +183,7 @@ class Synchroniser:
                 if len(self._ends) == len(self._queue):
                     self._report()
 
-    def _side(self, message: AnyMessage) -> SideStream | None:
+    def _side(self, message: Message) -> SideStream | None:
         """The stream that a message is computed on; None where the host does."""
         return None if message.device == HOST else self.streams.side(message.device)
 
@@ -228,14 +222,13 @@ class Synchroniser:
                 engine.do_inline(made)
         self._ahead.setdefault(index, []).append(made)
 
-    def _launch(self, message: AnyMessage) -> Task:
+    def _launch(self, message: Message) -> Task:
         names, side = message.names, self._side(message)
         if side is not None and self._marks is None:
             self._marks = StepMarks(self.streams)
-        flat = message if isinstance(message, Message) else None
-        if flat is not None and flat.flags_F is not None:
+        if message.flags_F is not None:
             with nullcontext() if side is None else side.use():
-                flat.flags_F.copy_(torch.frombuffer(bytearray(self._used()), dtype=torch.uint8))
+                message.flags_F.copy_(torch.frombuffer(bytearray(self._used()), dtype=torch.uint8))
         is_shared = not self._shared.isdisjoint(names)
         text, scatter = self._exchange(message, side, is_shared=is_shared)
         return self.engine.launch(
@@ -246,25 +239,25 @@ class Synchroniser:
             after=[self._ends[i] for i in message.after],
             last=None if scatter is None else ("scatter", scatter),
             last_behind=[self._backward_over] if is_shared else (),
-            last_is_light=flat is not None and (side is not None or self._marks is None),
-            is_inline=flat is not None and flat.is_inline,
+            last_is_light=not message.is_of_rows and (side is not None or self._marks is None),
+            is_inline=message.is_inline,
             side=side,
         )
 
     def _exchange(
-        self, message: AnyMessage, side: SideStream | None, *, is_shared: bool
+        self, message: Message, side: SideStream | None, *, is_shared: bool
     ) -> tuple[Steps[None], Callable[[], None] | None]:
         """A message's text, and what writes its mean back; None where its text does that."""
         # All of this step, even if it is abandoned.
         grads, num_left, marks = self.grads, self._num_left, self._marks
-        names, flat = message.names, message if isinstance(message, Message) else None
-        size_bytes = 0 if flat is None else flat.spec.size_bytes
+        names, rows = message.names, message.is_of_rows
+        size_bytes = 0 if rows else message.spec.size_bytes
         copying = self._copying(names, side, to_host_bytes=size_bytes)
 
         def end() -> None:
             if side is not None and marks is not None:
                 marks.end(message.index, side)
-            for name in names if flat is not None else ():  # gradients that have their means
+            for name in names:  # gradients that have their means
                 num_left[name] -= 1
                 if not num_left[name] and grads[name] is not None:
                     grads[name] = _LET_GO
@@ -273,12 +266,9 @@ class Synchroniser:
             yield from text
             end()
 
-        if flat is not None and not is_shared and flat.can_borrow(grads):
-            return borrowed(flat.text(grads, copying, borrows=True)), None
-        if flat is not None:
-            scattering = self._copying(names, side, to_device_bytes=size_bytes)
-        else:
-            scattering = self._copying(names, side, allocates=True)
+        if not is_shared and message.can_borrow(grads):
+            return borrowed(message.text(grads, copying, borrows=True)), None
+        scattering = self._copying(names, side, to_device_bytes=size_bytes, allocates=rows)
 
         def scatter() -> None:
             message.scatter(grads, scattering)
@@ -320,7 +310,7 @@ class Synchroniser:
         launched = len(self._ends) == len(self.messages)
         return launched and len(self.grads) == len(self.names)
 
-    def of(self, names: Collection[str]) -> list[AnyMessage]:
+    def of(self, names: Collection[str]) -> list[Message]:
         """The messages that carry any of ``names``, in issue order."""
         return [self.messages[index] for index in self.ends_of(names)]
 
@@ -367,8 +357,8 @@ class Synchroniser:
         param = self.params[name]
         mean = torch.empty(param.shape, dtype=param.dtype, device=param.device)
         for message in self._messages_of[name]:
-            if not isinstance(message, Message):
-                return message.mean.to(param.device)
+            if message.is_of_rows:
+                return message.flat_N.to(param.device)
             message.copy_mean(name, mean)
         return mean
 
@@ -395,7 +385,7 @@ class Synchroniser:
             text = report.text(self._step, used, digests)
             self._reporting = [engine.launch(index, "report", text, is_control=True)]
         if report.confirms:
-            text = report.confirmation(self._step, used, self.flat_messages, self.streams)
+            text = report.confirmation(self._step, used, self.messages, self.streams)
             ends = self.all_ends()
             end = engine.launch(index + 1, "confirmation", text, behind=ends, is_control=True)
             self._confirming = [end]
@@ -423,7 +413,7 @@ class Synchroniser:
 
     def undo(self) -> None:
         """Puts back the state of all messages that the open step has begun to change."""
-        for message in self.flat_messages:
+        for message in self.messages:
             message.end_step(undoes=True)
 
     def end_step(self) -> None:
@@ -435,8 +425,8 @@ class Synchroniser:
         looks = self.undoes_skipped and self.keeps_state
         if looks or self.report.confirms:
             is_skipped = looks and not all(message.is_finite for message in self.messages)
-            for flat in self.flat_messages:
-                flat.end_step(undoes=is_skipped)
+            for message in self.messages:
+                message.end_step(undoes=is_skipped)
 
     def settled(self) -> set[str]:
         """Closes a step whose means are all here; returns as ``finish``."""
@@ -454,6 +444,5 @@ class Synchroniser:
         unused = self.unused if absent else set()
         for name in unused:
             for message in self._messages_of[name]:
-                if isinstance(message, Message):
-                    message.take_back(name)
+                message.take_back(name)
         return absent - unused
