@@ -61,8 +61,8 @@ def test_plans_name_a_collective_for_compressors_only() -> None:
     assert by_name("powersgd", {"rank": 2}, None) == gw.compress.powersgd(rank=2)
     kept = by_name("powersgd", {}, None, error_feedback=True)
     assert kept == exchange_for(gw.compress.powersgd())
-    assert kept.keeps_whole
-    assert not exchange_for(gw.compress.onebit()).keeps_whole
+    assert kept.declared.whole_tensors
+    assert not exchange_for(gw.compress.onebit()).declared.whole_tensors
     with pytest.raises(ValueError, match="powersgd is an exchange of its own, got 'allreduce'"):
         by_name("powersgd", {}, "allreduce")
     with pytest.raises(ValueError, match="collective must be one that onebit can use, got None"):

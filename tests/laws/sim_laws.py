@@ -171,7 +171,7 @@ def _by_rank(trace: Trace, lane: str) -> dict[int, list[Span]]:
 
 def _shapes(exchange: Exchange, numel: int) -> tuple[tuple[int, ...], ...]:
     """What an exchange is given that acts on tensors in their shapes."""
-    return squarest(numel) if exchange.keeps_whole else ()
+    return squarest(numel) if exchange.declared.whole_tensors else ()
 
 
 def _trace(simulate: Simulator, exchange: Exchange, numel: int, cluster: Cluster) -> Trace:

@@ -201,7 +201,7 @@ def law_of_plans_through(
     exchange: Exchange, profile: Profile, cluster: Cluster, credit: int, every: int, measured: bool
 ) -> None:
     plan = bytescheduler(profile, cluster, partition_bytes=2000, credit=credit)
-    if exchange.keeps_whole:  # then nothing may be cut
+    if exchange.declared.whole_tensors:  # then nothing may be cut
         plan = wfbp(profile, cluster).model_copy(update={"credit": credit})
     codecs = {_algorithm(exchange): MEASURED} if measured else {}
     cluster = cluster.model_copy(update={"codecs": codecs})

@@ -159,7 +159,7 @@ def between_hosts(rank: int, world: int, places: Sequence[int]) -> None:
         host = run(rank, exchange, "cpu")
         device = directly(rank, exchange, backend="nccl")
         agrees(device, host, exchange)
-        if exchange.host_only:
+        if exchange.declared.host_only:
             continue
         assert device.stats["backend"] == {
             "within_hosts": None,
@@ -174,7 +174,7 @@ def test_nothing_is_staged_where_the_device_sends_to_other_hosts(late_two: Ranks
     late_two.run(between_hosts, FEW)
 
 
-ON_DEVICE = [place for place, exchange in enumerate(ALL) if not exchange.host_only]
+ON_DEVICE = [place for place, exchange in enumerate(ALL) if not exchange.declared.host_only]
 
 
 @pytest.mark.slow

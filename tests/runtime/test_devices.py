@@ -129,7 +129,7 @@ def compare(rank: int, world: int, places: Sequence[int], on_hosts: Any = None) 
         pairs = zip(device.means, host.means, strict=True)
         assert all(torch.equal(*pair) for pair in pairs), exchange
         assert same(device.state, host.state), exchange
-        where = {"cpu"} if exchange.host_only else {"late:0"}
+        where = {"cpu"} if exchange.declared.host_only else {"late:0"}
         assert {*device.stats["encoded_on"]} == where
         assert host.stats["to_host_bytes_per_step"] == host.stats["pinned_bytes"] == 0
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .compressor import KeywordSettings, State, Traits
+from .compressor import KeywordSettings, Layout, State, Traits
 from .member import Member
 from .shapes_only import bytes_of_rank
 from .spec import TensorSpec
@@ -19,6 +19,9 @@ Result = tuple[Tensor, Tensor, State]
 """(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""
 Copies = Generator[tuple[Tensor, ...], tuple[Tensor, ...], None]
 """A text of two copies, from a device to the host and back: see ``EncodesTensors``."""
+
+
+_UNDECLARED = Traits(layout=Layout.DENSE, exact_size=False)
 
 
 class Exchange(metaclass=KeywordSettings):
@@ -32,19 +35,12 @@ class Exchange(metaclass=KeywordSettings):
     """The traits of an algorithm in ``compress/`` that is an exchange of its own; else None."""
 
     @property
-    def keeps_whole(self) -> bool:
-        """Whether it acts on tensors in their shapes, so that none may be cut among messages."""
-        return self.traits is not None and self.traits.whole_tensors
+    def declared(self) -> Traits:
+        """The promises of the whole way: those of a pair, or of exchanges around another, together.
 
-    @property
-    def same_threads(self) -> bool:
-        """Whether all ranks must have the same ``torch.get_num_threads()``."""
-        return self.traits is not None and self.traits.same_threads
-
-    @property
-    def host_only(self) -> bool:
-        """Whether tensors must lie in host memory, wherever gradients are computed."""
-        return self.traits is not None and self.traits.host_only
+        ``exact_size`` says whether the bytes of a step follow from the gradient's spec alone.
+        """
+        return _UNDECLARED if self.traits is None else self.traits
 
     @property
     def ranks_per_host(self) -> int:
@@ -104,17 +100,13 @@ class Exchange(metaclass=KeywordSettings):
         yield Compute("finish", finish, grad_N.numel())
         return state
 
-    @property
-    def exact_size(self) -> bool:
-        """Whether the bytes of a step follow from the gradient's spec alone."""
-        return self.traits is not None and self.traits.exact_size
-
     def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         """Bytes that each rank sends for one gradient, the network's own headers aside.
 
         None where they vary with the gradient's values, or from step to step.
         """
-        return self.expected_bytes(spec, world) if self.exact_size or world == 1 else None
+        is_exact = self.declared.exact_size or world == 1
+        return self.expected_bytes(spec, world) if is_exact else None
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
         """``wire_bytes`` of payloads of typical size where sizes vary: predictions use them.

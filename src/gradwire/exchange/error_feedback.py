@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..contract import Copies, EncodesTensors, Exchange, Member, State
+from ..contract import Copies, EncodesTensors, Exchange, Member, State, Traits
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.state import leaves
 from ..contract.verbs import Steps
@@ -56,21 +57,10 @@ class Wrapper(Exchange):
         """The momentum that it applies to gradients itself."""
         return 0.0
 
-    @property
-    def keeps_whole(self) -> bool:
-        return self.inner.keeps_whole
-
-    @property
-    def same_threads(self) -> bool:
-        return self.inner.same_threads
-
-    @property
-    def host_only(self) -> bool:
-        return self.inner.host_only
-
-    @property
-    def exact_size(self) -> bool:
-        return self.inner.exact_size and not self.changes
+    @cached_property
+    def declared(self) -> Traits:
+        inner = self.inner.declared
+        return replace(inner, exact_size=inner.exact_size and not self.changes)
 
     @property
     def ranks_per_host(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..collective.allreduce import allreduce
 from ..collective.casync_ps import casync_ps
-from ..contract import Compressor, Exchange, Layout, Member, State, synchronise_alone
+from ..contract import Compressor, Exchange, Layout, Member, State, Traits, synchronise_alone
 from ..contract.collective import Collective
 from ..contract.spec import TensorSpec
 from ..contract.tensorwise import tensor_sizes, tensorwise
@@ -70,14 +70,10 @@ class Pair(Exchange):
         inner = yield from self.collective.run(codec, me, state.inner, grad_N, out_N, residual_N)
         return PairState(state.sizes, inner)
 
-    @property
-    def host_only(self) -> bool:
-        return self.codec.traits.host_only
-
-    @property
-    def exact_size(self) -> bool:
-        """Whether what is sent follows from the spec alone."""
-        return self.codec.traits.exact_size and self.collective.exact_size
+    @cached_property
+    def declared(self) -> Traits:
+        traits = self.codec.traits
+        return replace(traits, exact_size=traits.exact_size and self.collective.exact_size)
 
 
 def pair(codec: Compressor, collective: Collective) -> Pair:

@@ -58,7 +58,7 @@ class TwoLevel(Wrapper):
 
     def __post_init__(self) -> None:
         check_whole("ranks_per_host", self.ranks_per_host, "leave it out for one rank on each host")
-        if self.inner.keeps_whole:
+        if self.inner.declared.whole_tensors:
             accepted = "one that acts on flat vectors: each rank of a host exchanges a share"
             remedy = "attach it without mesh=, or take another one"
             raise invalid("exchange among hosts of several ranks", self.inner, accepted, remedy)

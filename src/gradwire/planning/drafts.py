@@ -123,7 +123,7 @@ class Blend:
         if self.setting is None:
             return True
         is_cut = self.cluster.ranks_per_host > 1
-        keeps_whole = exchange_of_setting(self.setting).keeps_whole
+        keeps_whole = exchange_of_setting(self.setting).declared.whole_tensors
         if self.cluster.num_ranks > MOST_PLAYED or (is_cut and keeps_whole):
             return False
         try:
@@ -185,7 +185,7 @@ class Blend:
         pieces = [
             DraftedMessage(ranges, self.name)
             for ranges in self._cut(
-                matrices, draft.num_messages, is_whole=self.exchange.keeps_whole
+                matrices, draft.num_messages, is_whole=self.exchange.declared.whole_tensors
             )
         ]
         if vectors and self.cluster.num_ranks >= MANY:
@@ -229,7 +229,7 @@ class Blend:
         It takes seconds to price an exchange of many ranks whose chunks differ. One that takes
         tensors whole has no chunks.
         """
-        if self.exchange.keeps_whole:
+        if self.exchange.declared.whole_tensors:
             return ranges, ()
         room = sum(one.numel for one in ranges) // self._even * self._even
         kept, left = list[DraftedRange](), list[DraftedRange]()

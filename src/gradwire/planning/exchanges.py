@@ -65,7 +65,7 @@ def sound_exchanges(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> dict[s
         if setting is None:
             continue
         start = f"plan of {plan.planner!r} for {plan.model!r} cannot be used: "
-        for chunk in message.chunks if exchange.keeps_whole else ():
+        for chunk in message.chunks if exchange.declared.whole_tensors else ():
             if chunk.numel < tensors[chunk.tensor].numel:
                 raise InvalidSetting(
                     f"{start}message {number} "
@@ -74,7 +74,7 @@ def sound_exchanges(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> dict[s
                     "give the message another exchange"
                 )
         named, apart = {*message.inline, *message.early}, set[str]()
-        encoder = TensorEncoder.of(exchange) if named and exchange.keeps_whole else None
+        encoder = TensorEncoder.of(exchange) if named and exchange.declared.whole_tensors else None
         if encoder is not None:
             places = encoder.exchange.apart(planned_spec(message, tensors, is_shaped=True))
             apart = {message.chunks[place].tensor for place in places}

@@ -358,7 +358,9 @@ class Attachment:
             from ..exchange.sparse_schemes import schemes  # a step may choose among them
 
             shared["sparse schemes installed"] = [*schemes()]
-        if any(one.same_threads for one in used) or not used:  # as what a pilot may choose asks for
+        if (
+            any(one.declared.same_threads for one in used) or not used
+        ):  # as what a pilot may choose asks for
             shared["torch.get_num_threads()"] = torch.get_num_threads()
         return fingerprint(self._tensors(), shared)
 

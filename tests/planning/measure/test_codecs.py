@@ -94,7 +94,7 @@ def test_what_all_of_a_step_took_is_what_a_prediction_counts(
         rate_bytes_per_s=1e9,
         codecs=measure_codecs([name], world=world, sizes=SIZES, budget_s=0.001),
     )
-    shapes = squarest(numel) if exchange.keeps_whole else ()
+    shapes = squarest(numel) if exchange.declared.whole_tensors else ()
     trace = simulate_exchange(exchange, numel, cluster, shapes=shapes)
     spans = [span for span in trace.spans if span.rank == 0 and span.lane == "compute"]
     assert {span.name for span in spans} <= set(PRIMITIVES)

@@ -63,7 +63,7 @@ def _noting(text: Steps[Any], found: list[Done]) -> Steps[Any]:
 
 def computes(exchange: Exchange, numel: int, world: int) -> list[list[Done]]:
     """Every rank's computations of a second step, in order."""
-    spec = TensorSpec("", numel, shapes=squarest(numel) if exchange.keeps_whole else ())
+    spec = TensorSpec("", numel, shapes=squarest(numel) if exchange.declared.whole_tensors else ())
     states = [exchange.init(spec, world) for _ in range(world)]
     members = [Member(rank, world) for rank in range(world)]
     for _ in range(2):
@@ -133,7 +133,7 @@ def test_the_simulators_trace_has_the_texts_computations(exchange: Exchange) -> 
     cluster = exact_cluster(num_ranks=world).model_copy(
         update={"codecs": dict.fromkeys(names, codec)}
     )
-    shapes = squarest(numel) if exchange.keeps_whole else ()
+    shapes = squarest(numel) if exchange.declared.whole_tensors else ()
     trace = simulate_exchange(exchange, numel, cluster, shapes=shapes)
     for rank, own in enumerate(computes(exchange, numel, world)):
         spans = [s for s in trace.spans if s.rank == rank and s.lane == "compute"]

@@ -51,7 +51,7 @@ class ExchangeBench:
         flat = ["dense", *self.only] if self.only else [*EXCHANGES]
         if self.ranks_per_host == 1:
             return flat
-        kinds = ((name, EXCHANGES[name].keeps_whole) for name in dict.fromkeys(flat))
+        kinds = ((name, EXCHANGES[name].declared.whole_tensors) for name in dict.fromkeys(flat))
         return [n for name, whole in kinds for n in ([name] if whole else [name, name + ON_HOSTS])]
 
 

@@ -18,7 +18,8 @@ Contributed: this rank's values at the leader's elements. The density is as aske
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from torch import Tensor
 from gradwire.compress._coo import check_addressable
 from gradwire.compress._narrow import narrow, widen, width_of
 from gradwire.compress._support import Pending, SelectedSupport, SharedSupport
-from gradwire.contract import Member
+from gradwire.contract import Member, Traits
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Broadcast, Steps
 from gradwire.kernels import select
@@ -42,9 +43,8 @@ class cltk(SharedSupport):
     tensor([0., 0., 2., 2.])
     """
 
-    @property
-    def exact_size(self) -> bool:
-        return False  # ranks take turns to lead
+    # Ranks take turns to lead.
+    traits: ClassVar[Traits] = replace(SharedSupport.traits, exact_size=False)
 
     def init(self, spec: TensorSpec, world: int) -> Tensor:
         check_addressable("cltk", spec)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import ClassVar, NamedTuple
@@ -32,7 +32,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.contract import Compressor, Exchange, Member, State
+from gradwire.contract import Compressor, Exchange, Member, State, Traits
 from gradwire.contract.bounds import check_number, check_whole
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.tensorwise import tensor_places, tensor_sizes
@@ -98,10 +98,10 @@ class Adapted(Chooser):
         assert found is not None, "refused when it was made"
         return found
 
-    @property
-    def keeps_whole(self) -> bool:
-        """Whether tensors must not be cut: each has one setting, the same on all ranks."""
-        return True
+    @cached_property
+    def declared(self) -> Traits:
+        """Tensors must not be cut: each has one setting, the same on all ranks."""
+        return replace(super().declared, whole_tensors=True)
 
     def init(self, spec: TensorSpec, world: int) -> AdaptedState:
         ladder = self.choices

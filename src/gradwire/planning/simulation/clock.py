@@ -274,7 +274,7 @@ class Demand:
         layer_of = {t.name: i for i, layer in enumerate(profile.layers) for t in layer.tensors}
         layers = [{layer_of[c.tensor] for c in message.chunks} for message in plan.messages]
         specs = [
-            planned_spec(message, tensors, is_shaped=made[message.exchange].keeps_whole)
+            planned_spec(message, tensors, is_shaped=made[message.exchange].declared.whole_tensors)
             for message in plan.messages
         ]
         labels = [_label(message) for message in plan.messages]

@@ -151,7 +151,7 @@ def estimate(
 def _figures_at(exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff) -> list[float]:
     """Seconds of computations before the first transfer and beside transfers, of latency, of a
     whole link and of computations behind the first transfer; bytes sent; verbs for the network."""
-    spec = TensorSpec("", numel, dtype, squarest(numel) if exchange.keeps_whole else ())
+    spec = TensorSpec("", numel, dtype, squarest(numel) if exchange.declared.whole_tensors else ())
     before_s = beside_s = latency_s = work_s = after_s = sent_bytes = num_verbs = 0.0
     for one in supersteps_of_rank(exchange, spec, tariff) if tariff.num_ranks > 1 else ():
         seconds = sum(work.seconds for work in one.works)

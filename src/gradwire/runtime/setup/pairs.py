@@ -106,7 +106,7 @@ def _num_shards(facts: Facts) -> int | None:
 
 def _whole(facts: Facts) -> Any:
     exchange = facts.settings.exchange
-    return exchange if isinstance(exchange, Exchange) and exchange.keeps_whole else None
+    return exchange if isinstance(exchange, Exchange) and exchange.declared.whole_tensors else None
 
 
 DTENSORS, HALF = "DTensors (fully_shard)", "scaler, float16 parameters"

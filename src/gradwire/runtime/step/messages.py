@@ -139,7 +139,7 @@ class Message:
         num_flags: int = 0,
     ) -> None:
         self.index, self.exchange, self.after = index, exchange, tuple(after)
-        self.device = home_of((one.param for one in ranges), host_only=exchange.host_only)
+        self.device = home_of((one.param for one in ranges), host_only=exchange.declared.host_only)
         """Where the gradients are encoded, and where the buffer and the state lie."""
         self.slots, shapes = _laid_out(ranges)
         end = self.slots[-1].stop

@@ -45,7 +45,9 @@ def messages_of(
         else:
             ranges = [ParamRange(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]
             carrier = on_hosts(exchange, ranks_per_host)
-            is_away = home_of((r.param for r in ranges), host_only=carrier.host_only) != HOST
+            is_away = (
+                home_of((r.param for r in ranges), host_only=carrier.declared.host_only) != HOST
+            )
             lanes = _lanes(message, is_away)
             whole = Message(
                 index, ranges, carrier, rank, world, turn=turn, after=after, lanes=lanes
