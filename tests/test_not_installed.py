@@ -80,7 +80,7 @@ def meet(framework: str) -> Callable[[], object]:
 NEEDED: dict[str, tuple[Callable[[], object], ...]] = {
     "accelerate": (meet("accelerate"),),
     "lightning": (meet("lightning"),),
-    "matplotlib": (lambda: _figure.new_figure(1, 1),),
+    "matplotlib": (lambda: _figure.new_figure(1),),
     "jinja2": (write_html,),
     "lark": (lambda: compile_text("void encode(float* gradient, uint8* compressed) { }"),),
     "optuna": (lambda: tune("usbyte", PROFILE, CLUSTER),),

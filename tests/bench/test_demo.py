@@ -36,8 +36,10 @@ def test_the_report_shows_loss_over_steps_and_over_seconds(tmp_path: Path) -> No
     ]
     outcome = DemoResult(rows, {"ddp": trace}, {"ddp": [3.0, 2.0]}, {"ddp": [0.5, 0.25]}, [])
     page = write_report(outcome, tmp_path, command="gradwire demo", machine={})
-    assert {"loss-over-steps.png", "loss-over-seconds.png"} < {p.name for p in tmp_path.iterdir()}
-    assert "Training loss over seconds" in page.read_text(encoding="utf-8")
+    assert {"loss.png", "first.png"} < {p.name for p in tmp_path.iterdir()}
+    text = page.read_text(encoding="utf-8")
+    assert "Training loss over seconds and steps" in text
+    assert "first to reach DDP&#39;s last training loss (2.00): after 0.8 s" in text
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -16,7 +15,7 @@ from gradwire.contract.trace.span import Trace
 from gradwire.contract.units import format_bytes, format_rate
 from gradwire.errors import invalid
 
-from ..report import bars, curves, html, timeline
+from ..report import bars, html, race, timeline
 from ..testbed.hosts import Testbed, available, relayed_hosts, shaped_hosts
 from ..testbed.ranks import Report, run_ranks
 from ..training.tasks import make_task
@@ -149,7 +148,9 @@ def write_report(
     for method, trace in outcome.traces.items():
         save_chrome(trace, folder / f"{method}.trace.json")
     first = {name: _of_rank(trace, 0) for name, trace in outcome.traces.items()}
+    said, losses = _losses(outcome, folder)
     pictures = {
+        **losses,
         "Step time": bars.draw(
             outcome.rows,
             folder / "steps.png",
@@ -159,7 +160,6 @@ def write_report(
         "One step of rank 0": timeline.draw(
             first, folder / "timeline.png", title="One step of rank 0, by method"
         ),
-        **_loss_curves(outcome, folder),
     }
     return html.write(
         folder / "report.html",
@@ -169,27 +169,35 @@ def write_report(
         rows=table.without(outcome.rows, CONSTANT),
         pictures=pictures,
         notes=outcome.notes,
+        answer=said,
     )
 
 
-def _loss_curves(outcome: DemoResult, folder: Path) -> dict[str, Path]:
-    """The same losses over steps and over seconds."""
-
-    def xs(what: str, method: str, losses: list[float]) -> Iterable[float]:
-        return accumulate(outcome.step_s[method]) if what == "seconds" else range(len(losses))
-
-    return {
-        f"Training loss over {what}": curves.draw(
-            {
-                method: list(zip(xs(what, method, losses), losses, strict=True))
-                for method, losses in outcome.losses.items()
-            },
-            folder / f"loss-over-{what}.png",
-            title="Training loss, mean over ranks",
-            x_label=what,
-            y_label="cross-entropy (nats)",
-        )
-        for what in ("steps", "seconds")
+def _losses(outcome: DemoResult, folder: Path) -> tuple[str, dict[str, Path]]:
+    """Who trains fastest: a sentence, and the pictures of losses over seconds and steps."""
+    single = {
+        method: list(zip(accumulate(outcome.step_s[method]), losses, strict=True))
+        for method, losses in outcome.losses.items()
+    }
+    over = max(1, len(single["ddp"]) // 8)
+    series = {
+        method: [(x, y) for (x, _), y in zip(points, smoothed, strict=True)]
+        for method, points in single.items()
+        for smoothed in [race.smoothed(outcome.losses[method], over)]
+    }
+    seconds, goal = series["ddp"][-1]
+    first, first_s = race.first_to(series, goal)
+    link = outcome.rows[0].get("link_bytes_per_s")
+    where = f"At {format_rate(link)} " if isinstance(link, float) else "Here "
+    said = f"{where}{first} is the first to reach DDP's last training loss ({goal:.2f}): after "
+    said += f"{first_s:.1f} s; DDP takes {seconds:.1f} s."
+    return said, {
+        "Who reaches each training loss first": race.draw_firsts(
+            series, folder / "first.png", title=f"{where}{first} wins", beside="ddp"
+        ),
+        f"Training loss over seconds and steps: mean of {over} steps": race.draw(
+            series, single, folder / "loss.png", title="Training loss", beside="ddp"
+        ),
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gradwire.cli.report.table import Row, cell, heading
 from gradwire.errors import InvalidSetting
 
-from .figure import FAINT, INK, SERIES, new_figure, quiet, save
+from .figure import FAINT, INK, SERIES, label, new_figure, save
 
 
 def draw(
@@ -29,8 +29,8 @@ def draw(
             f"bars need rows and keys, got {len(rows)} rows and {len(keys)} keys; give one of each"
         )
     names = [str(row["name"]) for row in rows]
-    figure = new_figure(max(4.5, 3.7 * len(keys)), 0.36 * len(rows) + 1.2)
-    panels = figure.subplots(1, len(keys), sharey=True, squeeze=False)[0]
+    figure = new_figure((0.22 * len(rows) + 0.4) * len(keys) + 0.5)
+    panels = figure.subplots(len(keys), 1, squeeze=False)[:, 0]
     for axes, key in zip(panels, keys, strict=True):
         values = [_number(row.get(key)) for row in rows]
         colours = [SERIES[i % len(SERIES)] for i in range(len(rows))]
@@ -46,14 +46,14 @@ def draw(
                 fontsize=9,
                 color=INK,
             )
-        axes.set_title((notes or {}).get(key, heading(key)), loc="left", fontsize=10, color=INK)
+        label(axes, "", title=(notes or {}).get(key, heading(key)))
         axes.set_xlim(0, max([*values, 0.0]) * 1.3 or 1.0)
         axes.set_xticks([])
         axes.set_yticks(range(len(rows)), names)
         axes.axvline(0, color=FAINT, linewidth=1)
-        quiet(axes)
+        axes.grid(visible=False)
         axes.spines["bottom"].set_visible(False)
-    panels[0].invert_yaxis()
+        axes.invert_yaxis()
     return save(figure, path, title)
 
 

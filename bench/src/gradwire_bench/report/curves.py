@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradwire.errors import InvalidSetting
 
-from .figure import FAINT, INK, SERIES, new_figure, quiet, save
+from .figure import SERIES, label, legend, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
 Series = Mapping[str, Sequence[tuple[float, float]]]
 """Points (x, y) by the name of their line."""
@@ -20,8 +21,7 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 def draw(series: Series, path: Path, *, title: str, x_label: str, y_label: str) -> Path:
     """Draws a line for each name through its (x, y) points and saves the picture as PNG.
 
-    The legend's order is that of the lines' right ends, so it reads like the picture. Raises
-    InvalidSetting if no series has a point, or if matplotlib is missing.
+    Raises InvalidSetting if no series has a point, or if matplotlib is missing.
     """
     return draw_panels({"": series}, path, title=title, x_label=x_label, y_label=y_label)
 
@@ -35,10 +35,10 @@ def draw_panels(
     y_label: str,
     doubling: bool = False,
 ) -> Path:
-    """Draws the lines of each panel, named by its key, beside each other, each on its own axes.
+    """Draws the lines of each panel, named by its key, below each other, each on its own axes.
 
-    A name has one colour in all panels. With ``doubling`` equal steps on the x axis double, and
-    each x that has a point is marked. Raises InvalidSetting as ``draw`` does.
+    A name has one colour in all panels, and stands in one legend. With ``doubling`` equal steps on
+    the x axis double, and each x that has a point is marked. Raises as ``draw`` does.
     """
     drawn = {
         panel: {name: list(points) for name, points in series.items() if len(points)}
@@ -46,43 +46,35 @@ def draw_panels(
     }
     if not any(drawn.values()):
         raise InvalidSetting("curves need at least one point, got none; give a series with points")
-    names = list(dict.fromkeys(name for series in drawn.values() for name in series))
-    figure = new_figure(7.5 if len(drawn) == 1 else 5.5 * len(drawn), 4.2)
-    for axes, (panel, series) in zip(
-        figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True
-    ):
-        _lines(axes, series, names)
-        axes.set_title(panel, loc="left", fontsize=10, color=INK)
-        axes.set_xlabel(x_label, fontsize=9, color=INK)
-        axes.set_ylabel(y_label, fontsize=9, color=INK)
+    figure = new_figure(2.6 * len(drawn) + 0.8)
+    rows = figure.subplots(len(drawn), 1, squeeze=False)[:, 0]
+    lines: dict[str, Line2D] = {}
+    colours = of_colours(name for series in drawn.values() for name in series)
+    for axes, (panel, series) in zip(rows, drawn.items(), strict=True):
+        for name, points in series.items():
+            lines[name] = line(axes, points, colours[name], label=name)
+        label(axes, x_label, y_label, panel)
         if doubling:
             axes.set_xscale("log", base=2)
             marks = sorted({x for points in series.values() for x, _ in points})
             axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
+    legend(figure, list(lines.values()))
     return save(figure, path, title)
 
 
-def _lines(axes: Axes, series: Series, names: Sequence[str]) -> None:
-    for name, points in series.items():
-        colour = names.index(name)
-        axes.plot(
-            [x for x, _ in points],
-            [y for _, y in points],
-            label=name,
-            color=SERIES[colour % len(SERIES)],
-            linestyle="-" if colour < len(SERIES) else "--",
-            linewidth=1.8,
-            marker="o" if len(points) == 1 else None,
-        )
-    handles, labels = axes.get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda i: -series[labels[i]][-1][1])
-    axes.legend(
-        [handles[i] for i in order],
-        [labels[i] for i in order],
-        frameon=False,
-        fontsize=9,
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-    )
-    axes.grid(color=FAINT, linewidth=0.6)
-    quiet(axes)
+def of_colours(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """A colour and a dash for each name, in the order of the names."""
+    dashes = ("-", "--", ":")
+    return {
+        name: (SERIES[place % len(SERIES)], dashes[place // len(SERIES) % len(dashes)])
+        for place, name in enumerate(dict.fromkeys(names))
+    }
+
+
+def line(
+    axes: Axes, points: Sequence[tuple[float, float]], colour: tuple[str, str], **settings: Any
+) -> Line2D:
+    """A line through points; a single point gets a mark."""
+    settings = {"linewidth": 1.8, "marker": "o" if len(points) == 1 else None, **settings}
+    (drawn,) = axes.plot(*zip(*points, strict=True), color=colour[0], ls=colour[1], **settings)
+    return drawn

@@ -18,7 +18,8 @@ from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.profile import Layer
 from gradwire.planning.data.sparsity import HEATMAP_PARTS, SparsityProfile, TensorSparsity
 
-from .figure import FAINT, INK, SERIES, new_figure, quiet, save
+from . import heat
+from .figure import SERIES, label, legend, new_figure, save
 from .timeline import COLOURS
 
 if TYPE_CHECKING:
@@ -50,12 +51,12 @@ def draw(layers: Sequence[Layer], cluster: Cluster | None, path: Path, *, title:
         panels.append(lambda axes: _lines(axes, fits, "elements", "a codec's primitive"))
     if not panels:
         raise InvalidSetting("there is nothing to draw: give layers, or a measured cluster")
-    figure = new_figure(11, 4.2 * len(panels))
+    figure = new_figure(4.2 * len(panels))
     for axes, fill in zip(
         figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
     ):
         fill(axes)
-        quiet(axes)
+        axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0.0, -0.2))
     return save(figure, path, title)
 
 
@@ -65,11 +66,9 @@ def _layers(axes: Axes, layers: Sequence[Layer]) -> None:
     backward_ms = [1e3 * layer.backward_s for layer in layers]
     axes.bar(places, forward_ms, color=COLOURS["forward"], label="forward")
     axes.bar(places, backward_ms, bottom=forward_ms, color=COLOURS["backward"], label="backward")
-    axes.set_ylabel("ms", fontsize=9, color=INK)
-    axes.set_title("layers, in forward order", loc="left", fontsize=10, color=INK)
+    label(axes, "", "ms", "layers, in forward order")
     if len(layers) <= MAX_NAMES:
         axes.set_xticks(places, [layer.name for layer in layers], rotation=60, ha="right")
-    axes.legend(frameon=False, fontsize=9)
 
 
 def _lines(axes: Axes, lines: Mapping[str, LineFit], unit: str, what: str) -> None:
@@ -81,11 +80,7 @@ def _lines(axes: Axes, lines: Mapping[str, LineFit], unit: str, what: str) -> No
         axes.plot(sizes, [line.seconds(size) for size in sizes], style, color=colour, label=name)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel(unit, fontsize=9, color=INK)
-    axes.set_ylabel("s", fontsize=9, color=INK)
-    axes.set_title(f"{what}: medians, and the line fitted", loc="left", fontsize=10, color=INK)
-    axes.grid(color=FAINT, linewidth=0.6)
-    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    label(axes, unit, "s", f"{what}: medians, and the line fitted")
 
 
 # ---- the sparsity of gradients -----------------------------------------------------------------
@@ -107,20 +102,13 @@ def draw_sparsity(sparsity: SparsityProfile, path: Path, *, title: str) -> Path:
         )
     by_size = sorted(sparsity.tensors, key=lambda t: -t.units.num_units * t.units.width)
     tensors = by_size[:MOST]
-    figure = new_figure(11, 7.5)
-    (overlaps, growth), (heat, skew) = figure.subplots(2, 2)
+    figure = new_figure(11.0)
+    overlaps, growth, shares, skew = figure.subplots(4, 1)
     _overlaps(overlaps, tensors)
     _growth(growth, tensors)
-    _heat(heat, tensors)
+    _heat(shares, tensors)
     _skew(skew, tensors)
-    names = [tensor.name for tensor in tensors]
-    figure.legend(
-        *growth.get_legend_handles_labels(),
-        frameon=False,
-        fontsize=9,
-        ncols=len(names),
-        loc="outside lower left",
-    )
+    legend(figure, growth.get_legend_handles_labels()[0])
     return save(figure, path, title)
 
 
@@ -134,7 +122,7 @@ def _overlaps(axes: Axes, tensors: Sequence[TensorSparsity]) -> None:
         width = max(1.06 * pairs.std() * len(pairs) ** -0.2, 0.005)  # Silverman's rule
         kernels = np.exp(-0.5 * ((x_P[:, None] - pairs) / width) ** 2)
         axes.plot(x_P, kernels.mean(1) / (width * np.sqrt(2 * np.pi)), color=SERIES[place])
-    _label(axes, "overlap ratio of two gradients", "probability density", "overlap")
+    label(axes, "overlap ratio of two gradients", "probability density", "overlap")
 
 
 def _growth(axes: Axes, tensors: Sequence[TensorSparsity]) -> None:
@@ -144,7 +132,7 @@ def _growth(axes: Axes, tensors: Sequence[TensorSparsity]) -> None:
         colour = SERIES[place]
         axes.plot(*zip(*points[:known], strict=True), color=colour, label=tensor.name)
         axes.plot(*zip(*points[known - 1 :], strict=True), color=colour, linestyle="--")
-    _label(axes, "ranks (dashed: extrapolated)", "densification ratio", "density of the sum")
+    label(axes, "ranks (dashed: extrapolated)", "densification ratio", "density of the sum")
     _doubling(axes, tensors[0])
 
 
@@ -152,7 +140,7 @@ def _skew(axes: Axes, tensors: Sequence[TensorSparsity]) -> None:
     for place, tensor in enumerate(tensors):
         points = [(cut.parts, cut.ratio) for cut in tensor.units.skewness]
         axes.plot(*zip(*points, strict=True), color=SERIES[place])
-    _label(axes, "even partitions", "skewness ratio", "largest density of a partition")
+    label(axes, "even partitions", "skewness ratio", "largest density of a partition")
     _doubling(axes, tensors[0])
 
 
@@ -163,22 +151,7 @@ def _doubling(axes: Axes, tensor: TensorSparsity) -> None:
 
 
 def _heat(axes: Axes, tensors: Sequence[TensorSparsity]) -> None:
-    shares = [tensor.units.shares for tensor in tensors]
-    axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
-    for row, own in enumerate(shares):
-        for column, share in enumerate(own):
-            colour = "white" if share > 0.6 else INK
-            text = f"{100 * share:.0f} %"
-            axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
-    axes.set_yticks(range(len(tensors)), [tensor.name for tensor in tensors])
+    heat.fill(axes, {tensor.name: tensor.units.shares for tensor in tensors})
     axes.set_xticks(range(HEATMAP_PARTS), [str(part + 1) for part in range(HEATMAP_PARTS)])
-    _label(axes, "partition", "", "share of the non-zero units")
+    label(axes, "partition", "", "share of the non-zero units, in %")
     axes.grid(visible=False)
-
-
-def _label(axes: Axes, x_label: str, y_label: str, title: str) -> None:
-    axes.set_xlabel(x_label, fontsize=9, color=INK)
-    axes.set_ylabel(y_label, fontsize=9, color=INK)
-    axes.set_title(title, loc="left", fontsize=10, color=INK)
-    axes.grid(color=FAINT, linewidth=0.6)
-    quiet(axes)

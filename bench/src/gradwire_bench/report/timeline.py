@@ -13,11 +13,10 @@ from gradwire.contract.units import format_seconds
 from gradwire.errors import InvalidSetting
 
 from . import density
-from .figure import FAINT, INK, SERIES, new_figure, quiet, save
+from .figure import FAINT, INK, SERIES, legend, new_figure, quiet, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COLOURS = {
     "forward": "#a9c4e6",
@@ -34,8 +33,8 @@ COLOURS = {
 _TRANSFERS = re.compile(
     r"send|recv|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|broadcast|transfer", re.I
 )
-ROW_IN = 0.26
-PANEL_IN = 0.55
+ROW_IN = 0.2
+PANEL_IN = 0.5
 ROW_FILL = 0.78
 
 
@@ -68,7 +67,9 @@ def draw(traces: Mapping[str, Trace], path: Path, *, title: str) -> Path:
         raise InvalidSetting("a timeline needs at least one span, got none; trace a step first")
     rows = {name: len(trace.lanes()) for name, trace in drawn.items()}
     height_in = sum(ROW_IN * num + PANEL_IN for num in rows.values()) + 1.1
-    figure = new_figure(11, height_in)
+    figure = new_figure(height_in)
+    from matplotlib.patches import Patch
+
     panels = figure.subplots(
         len(drawn),
         1,
@@ -82,10 +83,11 @@ def draw(traces: Mapping[str, Trace], path: Path, *, title: str) -> Path:
     for axes, (name, trace) in zip(panels, drawn.items(), strict=True):
         _panel(axes, trace, colours, factor)
         facts = filter(None, (format_seconds(trace.iteration_s), density.summary(trace.densities)))
-        axes.set_title(f"{name}: {', '.join(facts)}", loc="left", fontsize=10, color=INK)
+        axes.set_title(f"{name}: {', '.join(facts)}", loc="left", fontsize=9, color=INK)
     panels[-1].set_xlim(0, longest_s * factor * 1.01 or 1.0)
     panels[-1].set_xlabel(f"time ({unit})", fontsize=9, color=INK)
-    _legend(figure, colours)
+    patches = [Patch(facecolor=colour, label=name) for name, colour in colours.items()]
+    legend(figure, patches, columns=4)
     return save(figure, path, title)
 
 
@@ -127,17 +129,3 @@ def _panel(axes: Axes, trace: Trace, colours: Mapping[str, str], factor: float) 
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     quiet(axes)
-
-
-def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
-    from matplotlib.patches import Patch
-
-    figure.legend(
-        handles=[Patch(facecolor=colour, label=name) for name, colour in colours.items()],
-        loc="outside upper right",
-        ncols=min(len(colours), 8),
-        frameon=False,
-        fontsize=9,
-        handlelength=1.0,
-        columnspacing=1.2,
-    )
