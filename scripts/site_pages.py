@@ -37,6 +37,8 @@ LEFT_OUT = re.compile(
     r"^\* `--(?:install|show)-completion`.*\n|^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", re.M
 )
 """Options of the shell, and the list of a verb's commands, which follow with their whole help."""
+WORD = re.compile(r"<code>([^\s<]{1,32})</code>")
+"""Code of one word that fits on a phone."""
 EXPORT = re.compile(r"^from (?:gradwire)?([._][\w.]+) import (?:\(\s+)?(\w+) as \2,?$", re.M)
 
 
@@ -216,6 +218,11 @@ def on_page_markdown(text: str, page: Any, **_: Any) -> str:
     return linked(text, page.file.src_uri)
 
 
+def on_page_content(text: str, **_: Any) -> str:
+    """A page's HTML, in which short code never breaks: a browser would break it at hyphens."""
+    return WORD.sub(r'<code class="word">\1</code>', text)
+
+
 def _read(file: str) -> str:
     return (ROOT / file).read_text(encoding="utf-8")
 
@@ -261,7 +268,9 @@ def _reference() -> dict[str, str]:
         paths = [f"gradwire{name}" if name.startswith(".") else root[name] for name in found]
         if page == first:
             rest = {path for name, path in root.items() if name not in listed and name[0].isupper()}
-            paths += sorted(path for path in rest if path.startswith("gradwire.runtime."))
+            paths += sorted(
+                (path for path in rest if path.startswith("gradwire.runtime.")), reverse=True
+            )  # Options, then FailurePolicy
         shown = "\n\n".join(f"::: {path}" for path in paths)
         pages[page] = f"# {title}\n\n{said}\n\n{shown}\n"
     return pages

@@ -22,7 +22,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How gradients travel, and what is recorded. All ranks give the same.
+    """Settings of communication and of traces. Every rank passes the same values.
 
     >>> Options(num_channels=2).bucket_cap_mb is None
     True
@@ -33,38 +33,39 @@ class Options:
     num_channels: int | None = None
     """The number of messages on their way at once. None: 4, or what the plan says."""
     compress_if: Callable[[str, Tensor], bool] = matrices
-    """A function of name and parameter: whether its gradient takes the exchange. Others travel
-    uncompressed; by default these are vectors (biases, norms)."""
+    """A function of a parameter and its name. True: the exchange sends the gradient. False: the
+    gradient is sent uncompressed. By default vectors (biases, norms) are sent uncompressed."""
     shards: Group | DeviceMesh | None = None
-    """The tensor-parallel group, or that dimension of a mesh, for exchanges that ask the other
-    shards of a layer."""
+    """The tensor-parallel process group, or the tensor-parallel dimension of a mesh. Exchanges that
+    need all shards of a layer communicate in it."""
     backend: str = "auto"
     """The back end between hosts: "gloo", "nccl", or "auto", which measures both."""
     guard_every: int | None = None
-    """Steps between two comparisons of some means with dense ones (``stats()["guard"]``)."""
+    """Steps between two comparisons of some compressed means with uncompressed means. The result is
+    in ``stats()["guard"]``. None: no comparison."""
     trace_steps: int = 4
-    """The steps that ``handle.trace()`` holds."""
+    """The number of last steps that ``handle.trace()`` has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
-    """The way with lost ranks and damaged bits. All ranks give the same.
+    """Settings for lost ranks and damaged bits. Every rank passes the same values.
 
     >>> FailurePolicy(on_failure="shrink").timeout
     datetime.timedelta(seconds=300)
     """
 
     timeout: timedelta = DEFAULT_TIMEOUT
-    """The longest wait for a peer."""
+    """The longest wait for another rank; 5 minutes by default."""
     on_failure: str = "end"
-    """``"end"`` raises ``RankFailed`` on all survivors. ``"shrink"`` raises ``RanksLost``, and the
-    survivors repeat the step and go on."""
+    """``"end"``: all other ranks raise ``RankFailed``, and training ends. ``"shrink"``: they raise
+    ``RanksLost``, repeat the step and continue."""
     rejoin: Store | None = None
-    """The job's store, in a new process that comes into a run which shrinks."""
+    """The job's store, in a new process that joins a job with ``on_failure="shrink"``."""
     check_every: int | None = DEFAULT_CHECK_EVERY
-    """Steps between two comparisons of all ranks' parameters; None compares nothing."""
+    """Steps between two comparisons of all ranks' parameters; 64 by default. None: no comparison."""
     checksums: bool = False
-    """Whether each payload carries a CRC-32, and a damaged one is refused."""
+    """True: each message has a CRC-32, and a damaged message raises ``RankFailed``."""
 
 
 BOTH: dict[str, Any] = {"options": Options, "failure": FailurePolicy}

@@ -1,0 +1,381 @@
+"""The pictures of the documentation: ``python -m scripts.pictures NAME...`` draws docs/pictures/.
+
+Each function draws one picture, from a run on this machine, from a simulation, or from the tables
+of docs/measured.md. ``timeline`` reads the traces that ``gradwire demo`` left in demo-report/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradwire as gw
+from gradwire.contract.trace.span import Span, Trace
+from gradwire_bench.report import bars, curves, timeline
+from gradwire_bench.report.figure import FAINT, INK, SERIES, label, legend, new_figure, save
+from gradwire_lab.algorithm_page import tables
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "pictures"
+RATES_BIT = (25e6, 100e6, 500e6, 2e9, 10e9)
+
+
+def measured(section: str, *head: str) -> list[dict[str, str]]:
+    """The rows of the table of docs/measured.md in a section, whose head begins so."""
+    page = tables((ROOT / "docs" / "measured.md").read_text(encoding="utf-8"))
+    found = next(t for t in page if t.section == section and t.head[: len(head)] == [*head])
+    return [dict(zip(found.head, row, strict=True)) for row in found.rows]
+
+
+def number(text: str) -> float:
+    """The number with which a cell begins."""
+    return float(text.split()[0])
+
+
+def choosing(path: Path) -> None:
+    """Loss over bytes, by compressor."""
+    section = "What does a compressor cost in loss?"
+    figure = new_figure(4.4)
+    axes = figure.subplots()
+    shown = {"cast16": 4, "int8": 4, "uniform": -14, "qsgd": 8, "powersgd": 4, "terngrad": -12}
+    shown |= {"threelc": 6, "topk": -14, "dgc": 4, "deft": 4, "hardthreshold": 4, "tbq": 4}
+    for row in measured(section, "compressor", "held-out loss"):
+        name = row["compressor"].partition("(")[0]
+        if name in {*shown, "onebit"}:
+            # Two columns have the head "of dense": the later one is the share of the bytes.
+            x, y = number(row["of dense"]), number(row["held-out loss"]) / 1.475
+            axes.plot([x], [y], "o", color=SERIES[0])
+            offset = (5, shown.get(name, 4))
+            axes.annotate(name, (x, y), offset, textcoords="offset points", fontsize=9, color=INK)
+    axes.plot([100], [1], "o", color=SERIES[1])
+    axes.annotate("dense", (100, 1), (-12, 8), textcoords="offset points", fontsize=9, color=INK)
+    axes.set_xscale("log")
+    axes.set_xticks([2, 5, 10, 20, 50, 100], ["2", "5", "10", "20", "50", "100"])
+    axes.minorticks_off()
+    label(axes, "bytes sent, in % of dense", "held-out loss over dense", "a GPT after 400 steps")
+    save(figure, path, "Fewer bytes cost loss")
+
+
+def fastest(path: Path) -> None:
+    """Seconds to DDP's loss over the link's rate."""
+    names = {
+        "DDP": "DDP",
+        "DDP, fp16 hook": "DDP, fp16 hook",
+        "DDP, Muon": "DDP, Muon",
+        "gradwire, Muon, 4 bits (`muon-4bit`)": "gradwire, Muon, 4 bits",
+        "gradwire, Muon, local steps every 5, 4 bits (`muloco-4bit@5`)": "and local steps, every 5",
+    }
+    rows = measured("Which method reaches DDP's loss first?", "method", "25 Mbit/s")
+    figure = new_figure(4.2)
+    axes = figure.subplots()
+    lines = []
+    for row in rows:
+        if row["method"] in names:
+            points = list(zip(RATES_BIT, map(number, list(row.values())[1:6]), strict=True))
+            colour = (SERIES[len(lines)], "-")
+            lines.append(curves.line(axes, points, colour, label=names[row["method"]], marker="o"))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(RATES_BIT, ["25 M", "100 M", "500 M", "2 G", "10 G"])
+    axes.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+    axes.minorticks_off()
+    label(axes, "rate of each host's link, bit/s", "seconds until DDP's loss")
+    legend(figure, lines)
+    save(figure, path, "Local steps with Muon win up to 500 Mbit/s")
+
+
+def hosts(path: Path) -> None:
+    """Time and bytes of an exchange among hosts of two ranks, with and without ``mesh``."""
+    section = "Do hosts of several ranks gain by adding up first?"
+    rows = [
+        {
+            "name": row["exchange"].replace("-on_hosts", ", mesh"),
+            "s": number(row["time"]) * (1e-3 if " ms" in row["time"] else 1),
+            "MB": number(row["bytes on a host's link"]),
+        }
+        for row in measured(section, "exchange", "time")
+    ]
+    notes = {"s": "seconds of one exchange", "MB": "MB on a host's link"}
+    title = "4 hosts of 2 ranks at 200 Mbit/s, 10 M elements"
+    bars.draw(rows, path, keys=["s", "MB"], title=title, notes=notes)
+
+
+def plan(path: Path) -> None:
+    """The share of a step that waits for the network, over the link's rate, for three models."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for model in ("vgg16", "bert_base", "resnet50"):
+        profile = gw.catalogue.load(model)
+        computed_s = sum(layer.forward_s + layer.backward_s for layer in profile.layers)
+        for rate in (1e9 * 2**at for at in range(-1, 7)):
+            cluster = gw.Cluster(num_ranks=8, rate_bytes_per_s=rate / 8)
+            made = gw.plan("ddp", profile, cluster)
+            step_s = gw.simulate(made, profile, cluster).iteration_s
+            found.setdefault(model, []).append((rate / 1e9, 100 * (1 - computed_s / step_s)))
+    curves.draw_panels(
+        {"": found},
+        path,
+        title="How much of a DDP step waits for the network",
+        x_label="rate of each rank's link, Gbit/s (8 ranks, simulated)",
+        y_label="% of the step",
+        doubling=True,
+    )
+
+
+def step(path: Path) -> None:
+    """One step of a small model by two plans, on the simulator's clock."""
+    profile = gw.catalogue.load("vgg16")
+    cluster = gw.Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+    traces = {
+        f"{name} ({planner})": gw.simulate(gw.plan(planner, profile, cluster), profile, cluster)
+        for planner, name in (("ddp", "DDP's buckets"), ("usbyte", "overlapping plan"))
+    }
+    timeline.draw(traces, path, title="One step of VGG16, 8 ranks at 10 Gbit/s")
+
+
+def readme(path: Path) -> None:
+    """One step of rank 0 in the demo, by three methods."""
+    names = {
+        "ddp": "DDP",
+        "gradwire-cast16": "cast16 (16 bits)",
+        "gradwire-uniform": "uniform (4 bits)",
+    }
+    folder = Path("demo-report")
+    traces = {
+        name: Trace.of(_of_chrome(folder / f"{file}.trace.json")) for file, name in names.items()
+    }
+    timeline.draw(traces, path, title="One step of rank 0 at 200 Mbit/s")
+
+
+def _of_chrome(file: Path) -> Iterator[Span]:
+    """Rank 0's spans of a Chrome trace; lanes that the trace numbers are one lane again."""
+    events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    lanes = {e["tid"]: e["args"]["name"] for e in events if e.get("name") == "thread_name"
+             and e["pid"] == 0}  # fmt: skip
+    kinds = {"gather": "copy", "scatter": "copy", "pack": "copy", "count": "copy"}
+    for event in events:
+        if event["ph"] == "X" and event["pid"] == 0:
+            start_s = event["ts"] / 1e6
+            lane = lanes[event["tid"]].split()[0]
+            first, *rest = event["name"].split(maxsplit=1)
+            name = " ".join([kinds.get(first, first), *rest])
+            yield Span(0, lane, name, start_s, start_s + event["dur"] / 1e6)
+
+
+def own(path: Path) -> None:
+    """A block of gradient, what a compressor makes of it, and what is left."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    from own_compressor import ternary
+
+    torch.manual_seed(0)
+    gradient = torch.randn(64)
+    compressor = ternary()
+    payload, _ = compressor.encode(None, gradient)
+    decoded = compressor.decode(payload, torch.empty(64))
+    figure = new_figure(4.6)
+    above, below = figure.subplots(2, 1, sharey=True)
+    places = range(64)
+    drawn = [above.bar(places, gradient.tolist(), color=SERIES[0], label="gradient")]
+    drawn += above.plot(
+        places, decoded.tolist(), "_", color=SERIES[1], label="decoded", ms=5, mew=2.5
+    )
+    drawn += [below.bar(places, (gradient - decoded).tolist(), color=SERIES[3], label="residual")]
+    label(above, "", "", f"64 elements are sent in {payload.size_bytes} bytes in place of 256")
+    label(below, "element", "", "the residual is added to the next gradient")
+    legend(figure, drawn, columns=3)
+    save(figure, path, "One gradient through ternary")
+
+
+# ---- pictures of ranks that run here ------------------------------------------------------------
+
+
+def run(ranks: int, program: Callable[[int, Path], None]) -> list[Any]:
+    """Runs a program as so many processes of one group; returns the JSON that each wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = get_context("spawn")
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29533", "WORLD_SIZE": str(ranks)}
+        os.environ |= address
+        every = [
+            context.Process(target=_rank, args=(rank, program, Path(folder)))
+            for rank in range(ranks)
+        ]
+        for process in every:
+            process.start()
+        for process in every:
+            process.join()
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def _rank(rank: int, program: Callable[[int, Path], None], folder: Path) -> None:
+    os.environ["RANK"] = str(rank)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    program(rank, folder / f"{rank}.json")
+
+
+def local_steps(path: Path) -> None:
+    """The way of two ranks' two parameters from anchor to anchor."""
+    figure = new_figure(4.6)
+    axes = figure.subplots()
+    every = run(2, _walk)
+    drawn = []
+    for rank, found in enumerate(every):
+        for start in range(0, len(found["way"]), 7):  # an anchor and six steps from it
+            points = found["way"][start : start + 7]
+            drawn = [*drawn, *axes.plot(*zip(*points, strict=True), "o-", color=SERIES[rank], ms=3,
+                                        label=f"rank {rank}: six local steps")]  # fmt: skip
+    anchors = every[0]["anchors"]
+    line = axes.plot(*zip(*anchors, strict=True), "D--", color=INK, label="anchors")
+    legend(figure, [drawn[0], drawn[-1], *line], columns=1)
+    label(axes, "first parameter", "second parameter", "each line starts at an anchor")
+    save(figure, path, "Local steps of two ranks, three periods")
+
+
+def _walk(rank: int, file: Path) -> None:
+    goal = torch.tensor([[4.0, 0.5], [1.5, 3.5]][rank])
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.06)
+    outer = partial(torch.optim.SGD, lr=1.0)
+    handle = gw.local_steps(model, optimizer, "none", every=6, outer=outer)
+
+    def place() -> list[float]:
+        found: list[float] = model.weight.detach().flatten().tolist()
+        return found
+
+    way, anchors = [], [place()]
+    for number_of_step in range(18):
+        if number_of_step % 6 == 0:
+            way.append(place())
+        optimizer.zero_grad()
+        (model.weight.flatten() - goal).square().sum().backward()
+        before = model.weight.detach().clone()
+        gradient = model.weight.grad.clone()
+        optimizer.step()
+        way.append((before - 0.06 * gradient).flatten().tolist())
+        if number_of_step % 6 == 5:
+            anchors.append(place())
+    handle.detach()
+    file.write_text(json.dumps({"way": way, "anchors": anchors}))
+
+
+def fsdp(path: Path) -> None:
+    """Which elements of each parameter every rank holds under HSDP."""
+    every = run(4, _shards)
+    figure = new_figure(3.4)
+    axes = figure.subplots()
+    for rank, shards in enumerate(every):
+        left = 0
+        for _, numel, start, end in shards:
+            axes.barh(rank, numel, left=left, color=FAINT, height=0.6, edgecolor="white")
+            axes.barh(rank, end - start, left=left + start, color=SERIES[rank % 2], height=0.6)
+            left += numel
+    for shard in range(2):
+        arrow = {"arrowstyle": "<->", "color": INK}
+        at = 0.25 * every[0][0][1] * (1 + 2 * shard)
+        axes.annotate("", (at, shard + 2), (at, shard), arrowprops=arrow)
+    axes.set_yticks(range(4), [f"host {rank // 2}, rank {rank}" for rank in range(4)])
+    axes.invert_yaxis()
+    label(axes, "elements of the model (grey: not on this rank)")
+    axes.grid(visible=False)
+    axes.set_title("arrows: gradwire averages equal shards", loc="left", fontsize=9, color=INK)
+    save(figure, path, "HSDP on 2 hosts of 2 ranks")
+
+
+def _shards(rank: int, file: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = nn.Sequential(nn.Linear(16, 64, bias=False), nn.Linear(64, 8, bias=False))
+    for layer in model:
+        fully_shard(layer, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    handle = gw.attach(model, gw.compress.uniform(), group=mesh["replicate"])
+    found = []
+    for name, parameter in model.named_parameters():
+        local, row = parameter.to_local(), parameter.numel() // parameter.shape[0]
+        start = dist.get_rank(mesh["shard"].get_group()) * local.shape[0] * row
+        found.append((name, parameter.numel(), start, start + local.numel()))
+    handle.detach()
+    file.write_text(json.dumps(found))
+
+
+def failures(path: Path) -> None:
+    """The steps of four ranks, one of which dies."""
+    every = run(4, _until_a_rank_dies)
+    zero_s = min(start for found in every for start, _, _ in found)
+    figure = new_figure(2.9)
+    axes = figure.subplots()
+    colours = {"step": SERIES[2], "interrupted step": SERIES[3]}
+    for rank, found in enumerate(every):
+        for start, end, what in found:
+            span = (start - zero_s, end - start)
+            axes.broken_barh(
+                [span], (rank - 0.35, 0.7), facecolors=colours[what], edgecolors="white", lw=0.5
+            )
+    died_s = every[2][-1][1] - zero_s
+    axes.plot([died_s], [2], "x", color=INK, ms=10, mew=2)
+    axes.set_yticks(range(4), [f"rank {rank}" for rank in range(4)])
+    axes.invert_yaxis()
+    label(axes, "seconds", title='rank 2 is killed (x); on_failure="shrink"')
+    from matplotlib.patches import Patch
+
+    legend(figure, [Patch(facecolor=c, label=name) for name, c in colours.items()])
+    save(figure, path, "Three ranks continue")
+
+
+def _until_a_rank_dies(rank: int, file: Path) -> None:
+    torch.manual_seed(rank)
+    model = nn.Linear(64, 8)
+    policy = gw.FailurePolicy(on_failure="shrink", timeout=timedelta(seconds=60))
+    handle = gw.attach(model, gw.compress.uniform(), failure=policy)
+    found: list[tuple[float, float, str]] = []
+    for number_of_step in range(12):
+        what = ""
+        while what != "step":
+            start = time.time()
+            try:
+                model.zero_grad()
+                model(torch.randn(4, 64)).square().mean().backward()
+                time.sleep(0.5)  # a larger model
+                what = "step"
+            except gw.RanksLost:
+                what = "interrupted step"
+            found.append((start, time.time(), what))
+        if rank == 2 and number_of_step == 4:
+            file.write_text(json.dumps(found))
+            os._exit(1)
+    file.write_text(json.dumps(found))
+    handle.detach()
+
+
+PICTURES: dict[str, Callable[[Path], None]] = {
+    "timeline": readme,
+    "choosing": choosing,
+    "fastest": fastest,
+    "hosts": hosts,
+    "plan": plan,
+    "step": step,
+    "own": own,
+    "local_steps": local_steps,
+    "fsdp": fsdp,
+    "failures": failures,
+}
+
+if __name__ == "__main__":
+    for asked in sys.argv[1:] or PICTURES:
+        PICTURES[asked](FOLDER / f"{asked}.png")
