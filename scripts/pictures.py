@@ -215,7 +215,10 @@ def run(ranks: int, program: Callable[[int, Path], None]) -> list[Any]:
             process.start()
         for process in every:
             process.join()
-        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
+        return [
+            json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8"))
+            for rank in range(ranks)
+        ]
 
 
 def _rank(rank: int, program: Callable[[int, Path], None], folder: Path) -> None:
@@ -269,7 +272,7 @@ def _walk(rank: int, file: Path) -> None:
         if number_of_step % 6 == 5:
             anchors.append(place())
     handle.detach()
-    file.write_text(json.dumps({"way": way, "anchors": anchors}))
+    file.write_text(json.dumps({"way": way, "anchors": anchors}), encoding="utf-8")
 
 
 def fsdp(path: Path) -> None:
@@ -311,7 +314,7 @@ def _shards(rank: int, file: Path) -> None:
         start = dist.get_rank(mesh["shard"].get_group()) * local.shape[0] * row
         found.append((name, parameter.numel(), start, start + local.numel()))
     handle.detach()
-    file.write_text(json.dumps(found))
+    file.write_text(json.dumps(found), encoding="utf-8")
 
 
 def failures(path: Path) -> None:
@@ -357,9 +360,9 @@ def _until_a_rank_dies(rank: int, file: Path) -> None:
                 what = "interrupted step"
             found.append((start, time.time(), what))
         if rank == 2 and number_of_step == 4:
-            file.write_text(json.dumps(found))
+            file.write_text(json.dumps(found), encoding="utf-8")
             os._exit(1)
-    file.write_text(json.dumps(found))
+    file.write_text(json.dumps(found), encoding="utf-8")
     handle.detach()
 
 

@@ -116,8 +116,8 @@ class Deadlock(GradwireError, RuntimeError):
 class RankFailed(GradwireError, RuntimeError):
     """A rank of the group died, hung or raised.
 
-    ``ranks`` are the failed ranks (empty when they could not be told apart), ``step`` the number
-    of the step that could not be finished, ``exit_code`` that of the cause.
+    ``ranks`` has the failed ranks; it is empty if they are unknown. ``step`` is the number of the
+    interrupted step, and ``exit_code`` the exit code of the cause.
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class RankFailed(GradwireError, RuntimeError):
 
 
 class LoopMistake(RankFailed):
-    """A training loop did what an attached model cannot take; the message ends in what to do.
+    """The training loop and the attached model do not go together; the message has the remedy.
 
-    A parameter came into the model, or was unfrozen, without a new attach; or a backward pass that
-    raised was repeated where that cannot be. Raised on all ranks. ``ranks`` are those on which it
-    was found. No rank is lost: a restart without a change ends in the same error.
+    For example, a parameter was added or unfrozen without a new ``attach``. Or a backward pass that
+    raised was repeated where ``attach`` cannot repeat one. All ranks raise it. ``ranks`` has the
+    ranks that found it. No rank is lost, and a restart without a change fails again.
     """
 
 

@@ -59,13 +59,13 @@ class Collective(metaclass=KeywordSettings):
     dimensions: ClassVar[Dimensions | None] = None
     """The features of a scheme for sparse payloads; None for any other collective."""
     exact_size: ClassVar[bool] = True
-    """Its bytes follow from the sizes of payloads; else also from which elements these hold."""
+    """True: the bytes follow from the sizes of payloads. False: also from the selected elements."""
     encodes_sums: ClassVar[bool] = False
-    """A partial sum is encoded again at every rank that it passes, so that an encoder which makes
-    vectors larger multiplies from rank to rank. ``pair`` gives it ``codec.for_sums()``."""
+    """Every rank encodes a partial sum again. An encoder that makes vectors larger would multiply
+    them from rank to rank, so ``pair`` gives ``codec.for_sums()`` to the collective."""
     carries_rows: ClassVar[bool] = False
-    """Row-sparse gradients can take it: see ``rows``. A row that some rank has must be in the
-    mean, be it all zeros, so what turns dense or into other units on its way cannot."""
+    """It can exchange row-sparse gradients. A row of any rank must be in the mean, even a row of
+    zeros. A collective that makes gradients dense, or counts in other units, cannot do so."""
 
     def init(self, codec: Compressor, spec: TensorSpec, world: int) -> State:
         """State before the first step. Default: the codec's."""
@@ -81,11 +81,20 @@ class Collective(metaclass=KeywordSettings):
         out_N: Tensor,
         residual_N: Tensor | None,
     ) -> Steps[State]:
-        """Leaves the mean over ranks in ``out_N`` and returns the new state.
+        """Leaves the mean over ranks in ``out_N``.
 
-        ``out_N`` may be ``grad_N`` itself. With ``residual_N`` (working dtype) the sum of both is
-        what this rank contributes, and ``residual_N`` afterwards holds what of it did not arrive
-        in the mean, losses at this rank's re-encoding included.
+        Args:
+            codec: Encodes and decodes.
+            me: This rank, the number of ranks, and buffers that are kept.
+            state: The state that ``init`` or the last ``run`` returned.
+            grad_N: This rank's gradient.
+            out_N: The mean; may be ``grad_N`` itself.
+            residual_N: In the working dtype. This rank contributes the sum of gradient and
+                residual. The part that is not in the mean is left here, with the loss of sums that
+                this rank encoded again.
+
+        Returns:
+            The new state.
         """
 
 

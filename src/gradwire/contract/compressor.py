@@ -101,32 +101,31 @@ class Traits:
     contraction: bool = False
     """||x - decode(encode(x))|| <= ||x|| for every x within the wire dtype's range."""
     error_feedback: bool = False
-    """Trains well only if what was not sent is kept for the next step."""
+    """Trains well only if the unsent part of a gradient is kept for the next step."""
     reads_latest: bool = False
     """The payload depends on the gradient and the residual apart, and not on their sum alone."""
     shared_scale: bool = False
-    """Elements share numbers that they are decoded with, as a scale or a mean.
+    """Elements share numbers of the decoder, such as a scale or a mean.
 
-    So tensors that travel in one message are encoded apart. A program in the language need not say
-    so: it follows from its fields.
+    So tensors that travel in one message are encoded apart. For a CompLL program this follows from
+    its fields.
     """
     shared_support: bool = False
-    """All ranks take the same elements, so values at them are summed by an all-reduce."""
+    """All ranks select the same elements, so an all-reduce can sum the values."""
     density_range: tuple[float, float] | None = None
-    """Least and most that is taken, as factors of the ``density`` asked for; None: none is.
+    """The least and the most selected elements, as factors of ``density``; None: no density.
 
-    Both hold for every gradient; the least where 64 elements or more are asked for, and as many are
-    not 0.
+    The most holds for every gradient. The least holds if 64 elements or more are asked for, and the
+    gradient has as many elements that are not 0.
     """
     whole_tensors: bool = False
-    """Acts on tensors in their shapes: an exchange that must get them uncut."""
+    """An exchange that needs whole tensors in their shapes."""
     every_tensor: bool = False
-    """Each rank sends something of every tensor in a message, but of zeros."""
+    """Each rank sends elements of every tensor in a message, except of tensors of zeros."""
     same_threads: bool = False
-    """Every rank computes for itself what all must hold alike, and does so with as many threads."""
+    """Every rank computes the same values for itself. So all ranks need as many threads."""
     host_only: bool = False
-    """It reads the memory of tensors, so gradients that a device computes are copied to the host
-    before they are encoded."""
+    """Encode runs on the host. Gradients of a device are copied to the host first."""
 
 
 class Compressor(metaclass=KeywordSettings):
@@ -196,9 +195,9 @@ class Compressor(metaclass=KeywordSettings):
         )
 
     def typical(self, spec: TensorSpec) -> Format:
-        """Layout of a payload as large as is usual: what plans and predictions count with.
+        """Layout of a payload of usual size, which plans and predictions use.
 
-        Default: ``format(spec)``. Where sizes vary and are mostly far below the largest, say so.
+        Default: ``format(spec)``. Override it if most payloads are much smaller than that.
         """
         return self.format(spec)
 
@@ -211,12 +210,21 @@ class Compressor(metaclass=KeywordSettings):
         residual_N: Tensor | None = None,
         buffer: Tensor | None = None,
     ) -> tuple[Payload, State]:
-        """Encodes ``grad_N`` (never written); refuses what ``check_gradient`` in spec.py does.
+        """Encodes a gradient.
 
-        With ``residual_N`` (working dtype) the sum of both is encoded, and ``residual_N`` then
-        holds what of that sum the payload lacks. ``buffer`` (uint8, ``format(spec).size_bytes``
-        long) is where the payload is to lie; without it a new one is made. A payload that is
-        smaller than that lies at the buffer's front, and what is behind it is undefined.
+        Args:
+            state: The state that ``init`` or the last ``encode`` returned.
+            grad_N: The gradient. It is not written.
+            residual_N: In the working dtype. The sum of gradient and residual is encoded, and the
+                part of the sum that is not in the payload is left here.
+            buffer: Memory for the payload: ``format(spec).size_bytes`` of uint8. A smaller payload
+                lies at its front. None: new memory.
+
+        Returns:
+            The payload, and the new state.
+
+        Raises:
+            InvalidSetting: The gradient is not a flat tensor of a dtype that gradients may have.
         """
 
     @abstractmethod
@@ -224,9 +232,9 @@ class Compressor(metaclass=KeywordSettings):
         """Writes ``scale`` times the decoded gradient into ``out_N`` and returns it."""
 
     def is_decoded(self, *, scale: float) -> bool:
-        """Whether values of an additive payload that lies in ``out_N`` itself need no ``decode``.
+        """Whether an additive payload that lies in ``out_N`` itself needs no ``decode``.
 
-        Default: they do.
+        Default: it needs ``decode``.
         """
         return False
 

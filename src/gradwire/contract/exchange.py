@@ -57,10 +57,17 @@ class Exchange(metaclass=KeywordSettings):
         """State before the first step."""
 
     def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
-        """The short form of ``synchronise``: returns (mean_N, contributed_N, state).
+        """The short form of ``synchronise``.
 
-        It is initialised for the gradient's dtype, and does not write ``grad_N``. ``contributed_N``
-        is what of this rank's gradient is in the mean: its sum over ranks is W times the mean.
+        Args:
+            rank: This rank.
+            world: The number of ranks, W.
+            state: The state that ``init`` or the last step returned.
+            grad_N: This rank's gradient. It is not written.
+
+        Returns:
+            The mean, the part of this rank's gradient that is in the mean, and the new state. The
+            sum of these parts over ranks is W times the mean.
         """
         raise NotImplementedError
 
@@ -72,14 +79,21 @@ class Exchange(metaclass=KeywordSettings):
         out_N: Tensor,
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
-        """One step: leaves the mean in ``out_N`` (which may be ``grad_N``); returns the new state.
+        """One step: leaves the mean over ranks in ``out_N``.
 
-        With ``residual_N`` (working dtype) the sum of both is exchanged, and ``residual_N``
-        afterwards holds what of it did not arrive; it is finite whatever the gradient was. Buffers
-        of ``me`` are kept from step to step. An exchange around another calls ``me.through``.
+        The default calls ``run`` with the sum in the gradient's dtype, and keeps the rounding error
+        in the residual. An exchange around another one calls ``me.through``.
 
-        By default ``run`` does it: the sum is sent in the gradient's dtype, and what this rounding
-        drops stays in the residual, as all that was not contributed does.
+        Args:
+            me: This rank, the number of ranks, and buffers that are kept from step to step.
+            state: The state that ``init`` or the last step returned.
+            grad_N: This rank's gradient.
+            out_N: The mean; may be ``grad_N`` itself.
+            residual_N: In the working dtype. The sum of gradient and residual is exchanged. The
+                part that did not arrive is left here, and is finite for every gradient.
+
+        Returns:
+            The new state.
         """
         sent_N = grad_N
         if residual_N is not None:

@@ -23,12 +23,11 @@ DTYPE_NAMES = "float32, bfloat16, float16 or float64"
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, number of elements and dtype of one flat gradient, what lies in it and where it lies.
+    """Name, number of elements and dtype of one flat gradient.
 
-    ``shapes`` are those of the tensors that lie in it one behind the other, for algorithms that act
-    on matrices; none stands for a single vector. ``device`` is the type of the device on which it
-    is encoded, as ``Tensor.device.type`` names it: kernels are made for that one. It says nothing
-    of the payload, so specs of two devices are equal.
+    ``shapes`` has the shapes of its tensors, in order, for algorithms that act on matrices. Without
+    shapes the gradient is one vector. ``device`` is the type of the device that encodes it, as in
+    ``Tensor.device.type``. Specs that differ in the device alone are equal.
 
     >>> TensorSpec("fc.weight", 1000, shapes=((20, 50),)).size_bytes
     4000

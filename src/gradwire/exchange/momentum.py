@@ -152,10 +152,10 @@ def with_momentum_correction(
         algorithm: A compressor or an exchange.
         momentum: m in [0, 1).
         nesterov: Whether g + m u is exchanged in place of the velocity u.
-        masking: Whether the velocity of sent elements is cleared, so that old momentum does not
-            carry them on. An element that is sent every T steps then moves by 1 - m (1 - m^T) / ((1
-            - m) T) of its way under momentum SGD. With m = 0.9 that is 0.99 at T = 1000, 0.41 at 10
-            and 0.1 at 1. A tensor that is sent whole is not masked.
+        masking: Whether the velocity of sent elements is cleared. Old momentum then moves them no
+            further. An element that is sent every T steps moves less than under momentum SGD, by
+            the factor 1 - m (1 - m^T) / ((1 - m) T). With m = 0.9 this factor is 0.99 at T = 1000,
+            0.41 at 10 and 0.1 at 1. A tensor that is sent whole is not masked.
 
     Returns:
         The exchange.

@@ -167,7 +167,7 @@ class Handle(Joinable):
         - ``wire_bytes_per_step``: bytes that this rank sends, also to ranks of its host.
         - ``wait_s_per_step``: how long backward waited for the network after its own end.
         - ``inline_s_per_step``: encodes and scaling within the backward pass.
-        - ``communication_s_per_step``: seconds of all communication lanes, waits for other ranks
+        - ``communication_s_per_step``: seconds of all communication, waits for other ranks
           included.
         - ``messages``: the number of messages.
         - ``memory``: bytes beside weights and gradients, by kind. ``bytes_a_parameter`` is their
@@ -177,11 +177,11 @@ class Handle(Joinable):
 
         - ``residual_norm``: the norm over all parameters. ``gw.mean_residual_norm`` is its mean
           over ranks.
-        - ``density_asked``, ``density_local``, ``density_actual``: the density that was set, that
-          this rank selected, and that the mean has. None where no message selects elements.
-        - ``guard``: the last comparison with dense means (``attach(guard_every=)``). ``error`` is
-          the norm of the difference over that of the dense mean, and ``worst`` the message with the
-          largest.
+        - ``density_asked``, ``density_local``, ``density_actual``: the density of the setting, of
+          this rank's selection, and of the mean. None if no message selects elements.
+        - ``guard``: the last comparison with dense means (``Options(guard_every=)``). ``error`` is
+          the norm of the difference over the norm of the dense mean. ``worst`` is the message with
+          the largest error.
         - ``adapted``: the settings that ``gw.adapt`` has chosen for each layer, in words.
         - ``ways``: how each embedding's rows were sent last.
         - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
@@ -193,11 +193,10 @@ class Handle(Joinable):
         - ``overlapped_steps``: steps that the next forward pass did not wait for. ``fallbacks``
           counts the others by reason.
         - ``pilot``: what ``auto`` has decided, in words, with its figures; None without it.
-        - ``encoded_on``, ``offloaded``, ``backend``: where gradients are encoded, and what carries
-          them.
-        - ``left``, ``joined``: ranks that were lost or came in, with their steps.
+        - ``encoded_on``, ``offloaded``, ``backend``: the device that encodes, and the backend.
+        - ``left``, ``joined``: ranks that were lost or joined, with their steps.
 
-        With residuals this call waits for all that an overlapping plan left pending.
+        If there are residuals, this call waits for the pending means of an overlapping plan.
         """
         recorder, synchroniser = self._progress.recorder, self.synchroniser
         numel = sum(param.numel() for param in synchroniser.params.values())
@@ -225,9 +224,9 @@ class Handle(Joinable):
     def log_to(self, to: Any, *, every: int = 100) -> None:
         """Writes figures of this rank every ``every`` steps.
 
-        Figures are those of ``stats()`` over the steps since the last row, under "gradwire/" and
-        their names there. Where residuals are kept, ``residual_norm`` and ``gradient_norm`` are of
-        that step's tensors; a warning tells once if the first grows away from the second. Under
+        The figures are those of ``stats()`` over the steps since the last row. Their names begin
+        with "gradwire/". With residuals, ``residual_norm`` and ``gradient_norm`` are norms of the
+        row's step. One warning is given if the residual grows much faster than the gradient. Under
         ``local_steps`` a step is an exchange. If ``to`` raises, the log ends with a warning, and
         training goes on.
 
@@ -352,9 +351,9 @@ class Handle(Joinable):
         """Continues from a saved state, bit for bit.
 
         All ranks of the group (and of ``shards``) must call this between the same two steps. They
-        compare their states before any of them loads, so all load or none. States of another number
-        of ranks, or of ranks a host, are converted if the states of all old ranks are there; see
-        ``gw.redistribute``. Under ``auto`` the plan in force stays, and residuals move to it by
+        compare their states first. Then all ranks load, or none does. The number of ranks, or of
+        ranks a host, may differ if ``state_dict`` has the states of all old ranks
+        (``gw.redistribute``). Under ``auto`` the plan in force stays, and residuals move to it by
         name.
 
         Args:
@@ -506,8 +505,8 @@ class Handle(Joinable):
                 trained to the last step, as parameters and buffers do.
 
         Raises:
-            InvalidSetting: The handle is of a DDP model, ``auto``, local steps, sharded layers, or
-                a plan that overlaps the next forward pass.
+            InvalidSetting: The model is a DDP model, or has sharded layers. Or the handle is of
+                ``auto``, local steps, or a plan that overlaps the next forward pass.
 
         >>> import gradwire as gw
         >>> from torch import nn

@@ -219,17 +219,24 @@ def adapted_states(state: State) -> Iterator[AdaptedState]:
 def adapt(
     algorithm: Compressor | Exchange, *, error: float | None = None, every: int = EVERY
 ) -> Exchange:
-    """The algorithm with settings of its own for each layer, by what they lose of it.
+    """The algorithm with a density, a bit width or a rank for each layer.
 
-    ``algorithm`` has a density, a bit width or a rank to choose: ``topk``, ``dgc``, ``qsgd``,
-    ``uniform`` or ``powersgd``, or a pair of one of them, with or without error feedback, which
-    stays outermost. ``error`` is the most that may be lost of all gradients in a step: a share of
-    their norm in (0, 1]. By default it is what the algorithm's own settings lose, so that bytes are
-    saved at equal error. Where no settings lose as little, each layer has the most accurate one.
+    The settings of all layers together send the fewest bytes for the allowed error.
+    ``handle.stats()["adapted"]`` has the settings of each layer.
 
-    Losses are measured in steps 1, 2, 4, 8 ... and every ``every`` steps, and layers are weighed
-    against those of all messages. ``handle.stats()["adapted"]`` has the settings of each layer.
-    Raises ``InvalidSetting`` for an algorithm without settings to choose from.
+    Args:
+        algorithm: ``topk``, ``dgc``, ``qsgd``, ``uniform`` or ``powersgd``, or a pair with one of
+            them. Both may have error feedback, which stays outermost.
+        error: The share of the norm of all gradients that a step may lose, in (0, 1]. Default: the
+            loss of the algorithm's own settings. If no settings lose as little, each layer has the
+            most accurate settings.
+        every: Steps between two measurements of losses, after those of steps 1, 2, 4, 8 ...
+
+    Returns:
+        The exchange.
+
+    Raises:
+        InvalidSetting: The algorithm has no such setting.
 
     >>> from gradwire.compress.topk import topk
     >>> from gradwire.exchange.by_name import run_local

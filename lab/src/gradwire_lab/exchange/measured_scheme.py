@@ -142,11 +142,18 @@ def _names() -> tuple[str, ...]:
 
 
 def with_measured_scheme(algorithm: Compressor | Exchange, *, num_steps: int = STEPS) -> Exchange:
-    """The algorithm with the sparse scheme that the first ``num_steps`` steps show to be fastest.
+    """The algorithm with the fastest sparse scheme, which the first steps measure.
 
-    ``algorithm`` is a compressor of sparse payloads, or a pair of one with ``allgather_sparse``,
-    ``zen`` or ``sparcml``, with or without error feedback. Error feedback stays outermost. Raises
-    ``InvalidSetting`` for any other exchange.
+    Args:
+        algorithm: A compressor of sparse payloads, or its pair with ``allgather_sparse``, ``zen``
+            or ``sparcml``. Both may have error feedback, which stays outermost.
+        num_steps: The number of steps that measure.
+
+    Returns:
+        The exchange.
+
+    Raises:
+        InvalidSetting: Any other algorithm.
 
     >>> from gradwire.compress.topk import topk
     >>> from gradwire.exchange.by_name import run_local

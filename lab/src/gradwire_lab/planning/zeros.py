@@ -89,18 +89,28 @@ def measure_sparsity(
     engine: Engine | None = None,
     advance: Callable[..., None] | None = None,
 ) -> SparsityProfile:
-    """Runs ``step`` on as many batches as ``num_gradients``, 16 by default and 128 at most.
+    """Measures the sparsity of gradients over several batches. The model is not changed.
 
-    ``step()`` runs one forward and backward on a batch, another one at each call, and leaves the
-    optimizer alone. With an ``engine`` its ranks share the work, each with batches of its own; all
-    call this alike and return rank 0's profile. With ``compressor``, the name of a sparsifier, and
-    its ``settings``, it is the elements that this selects of each matrix that count. Gradients that
-    are dense (more than half of their units non-zero) are left out. Those that come as rows are
-    always measured, and as such: they travel in no other way. Nothing of the model is changed;
-    ``advance(amount, note)`` is told of every batch.
+    Dense gradients (more than half of their units non-zero) are left out. Row-sparse gradients are
+    always measured by rows.
 
-    Raises ``InvalidSetting`` for a number of gradients that is not 2 to 128 and for a compressor
-    whose payloads are not sparse.
+    Args:
+        model: The model.
+        step: A function that runs one forward and backward pass on a batch, another batch at each
+            call. It does not step the optimizer.
+        num_gradients: The number of batches, 2 to 128; 16 by default.
+        compressor: The name of a sparsifier. The elements that it selects of each matrix count.
+        settings: Settings of the sparsifier.
+        engine: Its ranks share the work, each with batches of its own. All ranks call this, and
+            return rank 0's profile.
+        advance: A function of an amount and a note, called for each batch.
+
+    Returns:
+        The profile of sparsity.
+
+    Raises:
+        InvalidSetting: The number of gradients is not 2 to 128, or the payloads of ``compressor``
+            are not sparse.
     """
     wanted = NUM_GRADIENTS if num_gradients is None else num_gradients
     if not 2 <= wanted <= DOUBLINGS[-1]:

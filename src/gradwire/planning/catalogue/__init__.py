@@ -1,8 +1,8 @@
 """Profiles of well-known models, one JSON file each: ``load("vgg16")``, ``names()``.
 
-Tensors come from the models' definitions and times from a throughput model of one GPU that each
-profile's ``source`` states in full; none is a measurement. ``scripts/make_catalogue.py`` writes
-these files.
+Tensors come from the models' definitions. Times come from a throughput model of one GPU, which
+each profile's ``source`` states in full. No time is a measurement. ``scripts/make_catalogue.py``
+writes these files.
 """
 
 from __future__ import annotations

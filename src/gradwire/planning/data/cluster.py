@@ -57,23 +57,22 @@ class CodecFit(Frozen):
 
 
 class Host(Frozen):
-    """Every host's ranks, and the links that these have among themselves."""
+    """The ranks of a host, and the links among them."""
 
     num_ranks: Annotated[int, Field(ge=2, le=MOST_RANKS)]
     rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
-    """The bytes that a rank can send to others of its host, and take from them, in a second."""
+    """Bytes a second that a rank can send to other ranks of its host, and receive from them."""
     hop_s: NonNegative = 0.0
 
 
 class Cluster(Stored):
     """``num_ranks`` in a ring of full-duplex links that carry ``rate_bytes_per_s`` each way.
 
-    With ``host`` they are on hosts of several ranks, which share such a link, and exchange messages
-    as ``attach(mesh=)`` does: an all-reduce is one within the host, one of shares among hosts, and
-    the giving of means to the host's ranks. Only formulas count then, and only all-reduces have
-    one; other exchanges are simulated. ``collectives`` and ``codecs`` hold what was measured; where
-    a verb was not, a formula counts. Raises ``ValueError`` (pydantic's) for figures that no cluster
-    has.
+    With ``host`` several ranks share a host's link, and exchange messages as ``attach(mesh=)``
+    does. An all-reduce then has three parts: a sum within the host, an all-reduce of shares among
+    hosts, and a gather within the host. Formulas give its time; other exchanges are simulated.
+    ``collectives`` and ``codecs`` have measured times. A formula gives the time of a verb that was
+    not measured. Raises pydantic's ``ValueError`` for figures that no cluster can have.
 
     >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
     >>> f"{cluster.alpha_s * 1e6:.0f} us + {cluster.beta_s_per_byte * 1e9:.1f} ns a byte"
@@ -92,20 +91,20 @@ class Cluster(Stored):
     codecs: dict[str, CodecFit] = Field(default_factory=dict)
     """Measured lines over elements, by compressor."""
     inline: dict[str, LineFit] = Field(default_factory=dict)
-    """Measured lines over elements of encode where it holds up the backward pass, by compressor.
+    """Measured lines over elements of an encode within the backward pass, by compressor.
 
-    Where there is none, that of ``codecs`` counts. The two differ where gradients lie on a device:
-    it encodes faster than the host does, and computes nothing else meanwhile.
+    Without a line here the line of ``codecs`` counts. The lines differ for gradients on a device.
+    The device encodes faster than the host, and computes nothing else in this time.
     """
     host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The share of a collective's latency that is the host's own time: no other collective gets
-    on meanwhile, where the rest of their latencies passes at the same time."""
+    """The share of a collective's latency in which the host works for this collective alone. The
+    other parts of several collectives' latencies pass at the same time."""
     beside: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """The pace at which a rank's model computes while the rank encodes, decodes or merges: 1 where
-    there are cores for both, 0 where the model waits meanwhile."""
+    """The speed of the model's computation while the rank encodes, decodes or merges. 1: there are
+    cores for both. 0: the model waits."""
     cores: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Each rank's share of its machine's cores; None where it has more of them than threads that
-    compute, or where nobody counted them."""
+    """Each rank's share of its machine's cores. None: more cores than computing threads, or
+    unknown."""
     processors: LineFit | None = None
     """Measured seconds of a core that a verb costs each rank, over the bytes that it sends."""
     source: Annotated[str, Field(min_length=1)] = "stated"
@@ -194,10 +193,10 @@ class Cluster(Stored):
     ) -> Cluster:
         """The same kind of cluster with another number of ranks or another rate.
 
-        Where an all-reduce was measured, its hop is alpha / 2(N-1), and the share of the rate that
-        arrives (headers cost some) is that of the measurement; both are kept. Measured lines of
-        verbs hold for their own size and rate only and are dropped; those of codecs stay. Raises
-        ``InvalidSetting`` for figures that no cluster has.
+        If an all-reduce was measured, two figures of it are kept: the hop, alpha / 2(N-1), and the
+        share of the rate that is not headers. Measured lines of verbs are dropped, since they hold
+        for their own size and rate. Lines of codecs stay. Raises ``InvalidSetting`` for figures
+        that no cluster can have.
         """
         if num_ranks is None and rate_bytes_per_s is None:
             raise invalid("scaled()", "nothing", "given a figure", "pass a rate or num_ranks")
@@ -257,8 +256,8 @@ class Cluster(Stored):
 
     @property
     def tells_rate(self) -> bool:
-        """Whether other rates can be told from it, as ``scaled`` does: not where an all-reduce was
-        measured that takes no longer for more bytes."""
+        """Whether ``scaled`` can derive other rates. It cannot if the measured all-reduce takes no
+        longer for more bytes."""
         fit = self.collectives.get("all_reduce")
         return self.num_ranks == 1 or fit is None or fit.per_unit_s > 0
 

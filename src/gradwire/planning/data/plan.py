@@ -87,18 +87,18 @@ class Plan(Stored):
 
     Message i is launched as soon as
 
-    - all messages before it were launched: the head of the line waits (US-Byte, algorithm 3);
+    - all messages before it are launched (US-Byte, algorithm 3);
     - all its gradients are ready;
     - the messages in its ``after`` have ended;
-    - message i - ``credit`` has ended. So there are ``credit`` channels, message i travels on
-      channel i mod ``credit``, and each carries one message at a time, in issue order. One that is
-      free early is not used early: which channel carries what is the same on every rank, whatever
-      the network does.
+    - message i - ``credit`` has ended.
 
-    With ``overlap_forward`` a layer's next forward waits for the layers before it and for its own
-    messages; without, the next forward waits for all messages.
+    So message i travels on channel i mod ``credit``, and a channel carries one message at a time.
+    A message's channel is the same on every rank, also if another channel is free earlier.
 
-    ``gradwire.planning.check.check`` finds out whether a plan is sound for a model.
+    With ``overlap_forward`` the next forward pass of a layer waits for the layers before it, and
+    for the layer's own messages. Otherwise the next forward pass waits for all messages.
+
+    ``gradwire.planning.check.check`` checks that a plan suits a model.
     """
 
     WRITTEN_BY: ClassVar[str] = "gradwire plan"

@@ -84,8 +84,8 @@ class Measurement(Frozen):
 class Profile(Stored):
     """A model's layers in forward order, and where the figures come from.
 
-    Raises ``InvalidSetting`` when read from a file that is empty, of another schema, or holds a
-    negative, NaN or doubled entry; the message names the entry.
+    Raises ``InvalidSetting`` when read from a file that is empty or has another schema. It also
+    raises if the file has a negative, NaN or doubled entry. The message names the entry.
     """
 
     WRITTEN_BY: ClassVar[str] = "gradwire profile"

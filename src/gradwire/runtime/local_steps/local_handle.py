@@ -180,16 +180,16 @@ class LocalSteps(Handle):
         return {**found, "steps": steps, "exchanges": exchanges, "every": self._rhythm.every}
 
     def residuals(self) -> dict[str, Tensor]:
-        """The residuals of this rank by parameter name: pseudo-gradient that no mean holds yet."""
+        """The residuals of this rank by parameter name: pseudo-gradients not sent yet."""
         self.synchronize()
         return super().residuals()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank's local steps: save one file a rank.
 
-        It holds anchors, outer optimizer, residuals, the place in the period, means on their way,
-        and this rank's parameters, which ``load_state_dict`` restores. Save buffers and the inner
-        optimizer beside it, for each rank too.
+        It has anchors, the state of the outer optimizer, residuals, the place in the period and
+        pending means. It also has this rank's parameters, which ``load_state_dict`` restores. Save
+        buffers and the inner optimizer beside it, for each rank too.
         """
         saved = super().state_dict()
         arriving = {name: mean.clone() for name, mean in self._arriving.items()}

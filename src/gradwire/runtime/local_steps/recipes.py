@@ -82,9 +82,9 @@ def diloco(
 ) -> Started:
     """DiLoCo: AdamW on each rank, and Nesterov momentum over what ranks learnt in ``every`` steps.
 
-    The paper's settings: AdamW at a largest rate of 4e-4 with weight decay 0.1, 500 steps, outer
-    rate 0.7 and momentum 0.9, pseudo-gradients in float32. ``optimizer`` replaces AdamW at ``lr``.
-    Small models want shorter periods: 20 steps in docs/measured.md.
+    The settings are the paper's: AdamW with learning rate 4e-4 and weight decay 0.1, and a period
+    of 500 steps. The outer learning rate is 0.7 and the momentum 0.9. Pseudo-gradients are sent in
+    float32. ``optimizer`` replaces AdamW. Small models need shorter periods, such as 20 steps.
     """
     inner = optimizer or _adamw(model, lr)
     settings = {"outer": DILOCO, **settings}
@@ -102,10 +102,10 @@ def streaming_diloco(
 ) -> Started:
     """Streaming DiLoCo: as ``diloco``, but fragments take turns and travel while ranks train on.
 
-    The paper's settings: 30 steps, outer rate 0.4 and momentum 0.9, mixing 0.5, means that take
-    effect 5 steps late, 4 bits an element. Its numbers are floats with 3 bits of exponent. Here
-    they are ``uniform``'s levels with error feedback. A fragment is three blocks of a
-    transformer there, and a third of the parameters here; ``fragments=`` says otherwise.
+    The settings are the paper's: a period of 30 steps, outer learning rate 0.4, momentum 0.9,
+    mixing 0.5, 4 bits an element. Means take effect 5 steps late. The paper's 4 bits are floats
+    with 3 bits of exponent; here they are ``uniform``'s levels with error feedback. A fragment is
+    three blocks of a transformer in the paper, and a third of the parameters here (``fragments=``).
     """
     inner = optimizer or _adamw(model, lr)
     settings = {"outer": STREAMING, "fragments": 3, "delay": 5, "mixing": 0.5, **settings}
@@ -121,12 +121,12 @@ def muloco(
     exchange: Way = "uniform",
     **settings: Any,
 ) -> Started:
-    """MuLoCo: Muon on each rank beneath local steps, whose pseudo-gradients bear few bits.
+    """MuLoCo: Muon on each rank, and pseudo-gradients in few bits.
 
-    Matrices take Muon at ten times ``lr`` and all else AdamW at ``lr`` (``MuonWithAdamW``, which
-    ``optimizer`` replaces). 5 steps, 4 bits and SlowMo's outer optimizer are those of
-    docs/measured.md. The paper takes 30 steps, 2 bits with error feedback, and a Nesterov momentum
-    that it tunes: ``every=30, exchange=gw.compress.uniform(bitwidth=2), outer=...``.
+    ``MuonWithAdamW`` trains matrices by Muon at ten times ``lr``, and other parameters by AdamW at
+    ``lr``; ``optimizer`` replaces it. The defaults (5 steps, 4 bits, SlowMo's outer optimizer) are
+    those of docs/measured.md. The paper has 30 steps, 2 bits with error feedback, and a
+    tuned Nesterov momentum: ``every=30, exchange=gw.compress.uniform(bitwidth=2), outer=...``.
     """
     inner = optimizer or MuonWithAdamW(model, lr)
     settings = {"outer": SLOWMO, **settings}

@@ -75,8 +75,8 @@ class auto(Pilot):
     ``gw.attach(model, "auto")`` uses the defaults.
 
     Args:
-        fidelity: What may happen to gradients. "exact" allows no loss, "half" 16 bits, "safe"
-            compressors that trained to 1.01 of the dense loss, and "any" all of them.
+        fidelity: The compressors that are allowed. "exact": none that loses bits. "half": 16 bits
+            too. "safe": compressors that trained to 1.01 of the dense loss. "any": all.
         measured_steps: The most dense steps in which layers are measured, after three of warm-up.
         review_steps: Steps between two comparisons of step times among ranks. Short steps are
             compared every 24.

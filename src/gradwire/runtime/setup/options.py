@@ -63,7 +63,7 @@ class FailurePolicy:
     rejoin: Store | None = None
     """The job's store, in a new process that joins a job with ``on_failure="shrink"``."""
     check_every: int | None = DEFAULT_CHECK_EVERY
-    """Steps between two comparisons of all ranks' parameters; 64 by default. None: no comparison."""
+    """Steps between two comparisons of all ranks' parameters, by default 64; None: none."""
     checksums: bool = False
     """True: each message has a CRC-32, and a damaged message raises ``RankFailed``."""
 

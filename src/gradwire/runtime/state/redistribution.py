@@ -24,12 +24,12 @@ def redistribute(
 ) -> list[dict[str, Any]]:
     """Makes states for another number of ranks from the states of all old ranks.
 
-    No residual is lost. Old rank j's residual goes to new rank j mod ``world_size``, times new over
-    old number of ranks, because a mean over W ranks delivers 1/W of it. Velocities, and other state
-    with a value for each element, go the same way. Other state comes from the old rank of the same
-    number, or starts anew where its length differs. On hosts of several ranks hosts count in place
-    of ranks. Between two exchanges of local steps each new rank starts from the mean of the old
-    ranks' parameters.
+    No residual is lost. The residual of old rank j goes to new rank j mod ``world_size``. It is
+    multiplied by the new number of ranks over the old one, since a mean divides by that number.
+    Velocities, and other state with a value for each element, go the same way. Other state comes
+    from the old rank of the same number, or starts anew if its length differs. On hosts of several
+    ranks, hosts count in place of ranks. Between two exchanges of local steps each new rank starts
+    from the mean of the old ranks' parameters.
 
     Args:
         state_dicts: What ``handle.state_dict()`` returned on each old rank.
