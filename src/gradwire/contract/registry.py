@@ -57,6 +57,7 @@ KINDS = {
             [
                 "adacomp",
                 "cltk",
+                "demo",
                 "gaussiank",
                 "graddrop",
                 "hardthreshold",
