@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator as operators
 from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
 import torch
 
+from gradwire.dsl.ir import load_buffer
 from gradwire.dsl.language import (
     add,
     concat,
@@ -25,10 +27,13 @@ from gradwire.dsl.language import (
     whole,
 )
 from gradwire.dsl.program import Program
+from gradwire.dsl.rewrite import GRADIENT
+from gradwire.dsl.symbols import Scalar
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.libraries import reference_only
 from gradwire_lab.compress.tbq import tbq
 from tests.dsl.attempts import program
+from tests.each import each
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +67,15 @@ def test_settings_and_captured_values_are_plain_numbers():
 
     payload, _ = stepped().encode(None, torch.tensor([0.1, 0.3, -0.7, 2.0]))
     assert payload["q"].tolist() == [0b11_10_01_00]
+
+
+@each("operator", ["add", "sub", "mul", "truediv", "lt", "le", "gt", "ge", "eq", "ne"])
+@each("number", [np.float32(2), np.float64(0.5), np.int64(3)])
+def test_numpys_numbers_are_numbers_on_either_side(operator, number):
+    scalar, apply = Scalar(load_buffer(GRADIENT)), getattr(operators, operator)
+    for given in ((number, scalar), (scalar, number)):
+        plain = [one.item() if one is number else one for one in given]
+        assert apply(*given).node is apply(*plain).node
 
 
 def test_python_and_numpy_meet_the_language_halfway():

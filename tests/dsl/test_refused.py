@@ -66,6 +66,7 @@ REFUSED = {
     "range": (codes(lambda x: uint8(sum(range(x)))), "the language's own operators"),
     "torch": (codes(lambda x: uint8(torch.abs(x))), "the language's own operators"),
     "numpy": (codes(lambda x: uint8(np.sqrt(x))), "the language's own operators"),
+    "array": (codes(lambda x: uint8(np.ones(2) * x)), "where a number is needed; use map(v, ...)"),
     "power": (codes(lambda x: uint8(x**2)), "x * x"),
     "vector arithmetic": (lambda self, g: concat(q=g * 2), "map(v, lambda x: ...)"),
     "vector as number": (lambda self, g: concat(q=map(g, lambda x: x + g)), "map(v, ...)"),

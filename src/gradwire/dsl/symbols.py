@@ -6,7 +6,6 @@ another library) is refused with the line of the program and the remedy.
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +13,6 @@ from contextvars import ContextVar
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
-
-import numpy as np
 
 from ..errors import GradwireError, InvalidSetting, shown
 from . import ir
@@ -137,27 +134,12 @@ class Symbol:
         refuse("a function of torch or numpy", _CONCRETE)
 
     __array__ = _foreign
-
-    def __array_ufunc__(self, *_: Any, **__: Any) -> Any:
-        self._foreign()
+    __array_priority__ = 1e6
+    """So a number of numpy's on the left of an operator leaves it to the symbol on the right."""
 
     @classmethod
     def __torch_function__(cls, *_: object, **__: object) -> NoReturn:
         refuse("a function of torch or numpy", _CONCRETE)
-
-
-_NUMPY_ON_THE_LEFT: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "subtract": operator.sub,
-    "multiply": operator.mul,
-    "divide": operator.truediv,
-    "less": operator.lt,
-    "less_equal": operator.le,
-    "greater": operator.gt,
-    "greater_equal": operator.ge,
-    "equal": operator.eq,
-    "not_equal": operator.ne,
-}
 
 
 def _both(op: Op) -> tuple[Callable[[Scalar, Number], Scalar], Callable[[Scalar, Number], Scalar]]:
@@ -203,15 +185,6 @@ class Scalar(Symbol):
 
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _lacking
     __matmul__ = __rmatmul__ = __xor__ = __rxor__ = __divmod__ = __rdivmod__ = __pos__ = _lacking
-
-    def __array_ufunc__(self, ufunc: Any, _: str, *operands: Any, **__: Any) -> Scalar:
-        """A number of numpy's, captured by a program, on the left of an operator."""
-        left = operands[0]
-        plain = isinstance(left, np.generic | np.ndarray) and left.ndim == 0
-        if not plain or ufunc.__name__ not in _NUMPY_ON_THE_LEFT:
-            self._foreign()
-        found: Scalar = _NUMPY_ON_THE_LEFT[ufunc.__name__](left.item(), self)
-        return found
 
     def __neg__(self) -> Scalar:
         return Scalar(made(Op.NEG, working(self)))
