@@ -20,8 +20,8 @@ from tests.runtime.ranks import Ranks
 class Waves(nn.Module):
     """Complex matrices in both layouts, a complex vector and scalar, and a real layer at the end.
 
-    ``turned`` gets lazily conjugated gradients, ``transposed`` ones of strides of its own, and
-    ``spare`` none in odd steps of rank 0.
+    ``turned`` gets lazily conjugated gradients, ``transposed`` ones of strides of its own,
+    ``mirrored`` ones of both kinds, and ``spare`` none in odd steps of rank 0.
     """
 
     def __init__(self) -> None:
@@ -34,6 +34,7 @@ class Waves(nn.Module):
         self.matrix = nn.Parameter(drawn(24, 12))
         self.turned = nn.Parameter(drawn(12, 12))
         self.transposed = nn.Parameter(drawn(16, 12).t())
+        self.mirrored = nn.Parameter(drawn(12, 12).t())
         self.vector = nn.Parameter(drawn(12))
         self.scalar = nn.Parameter(drawn())
         self.spare = nn.Parameter(drawn(12).to(torch.complex128))
@@ -42,6 +43,7 @@ class Waves(nn.Module):
 
     def forward(self, x: Tensor, with_spare: bool = True) -> Tensor:
         waves = x.to(torch.complex64) @ self.matrix @ self.turned.conj() + self.vector * self.phase
+        waves = (self.mirrored.mH @ waves.mT).mT
         if with_spare:
             waves = waves * self.spare.to(torch.complex64)
         found: Tensor = self.last((waves @ self.transposed * self.scalar).abs())

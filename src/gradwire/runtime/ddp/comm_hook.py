@@ -171,11 +171,11 @@ class DDPHooks:
         self._waiting.append(entry)
         grads = [buffer] if buffer.is_sparse else _gradients(bucket)
         for param, name, grad in zip(params, names, grads, strict=True):
-            if buffer.is_sparse or self._is_used(param, name):
-                synchroniser.ready(name, grad)
-            else:
+            if not buffer.is_sparse and not self._is_used(param, name):
                 entry.absent[name] = grad
                 synchroniser.ready(name, None)
+            else:
+                synchroniser.ready(name, grad)
         is_last = synchroniser.complete
         if is_last:
             self._close(entry)

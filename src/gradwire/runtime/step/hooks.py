@@ -184,8 +184,7 @@ class ModuleHooks:
     def _expected(self, name: str, param: Tensor) -> Tensor | None:
         """The gradient in the form its messages read; no other rank takes part in this.
 
-        A sparse gradient is made dense if its module did not announce one. A gradient that is cut
-        into flat ranges is made contiguous.
+        A sparse gradient is made dense if its module did not announce one.
         """
         synchroniser, grad = self._synchroniser, param.grad
         if grad is not None and grad.__class__ is not Tensor:
@@ -193,12 +192,14 @@ class ModuleHooks:
         if grad is not None and grad.is_sparse and name not in synchroniser.row_sparse:
             grad = param.grad = grad.to_dense()
         if grad is not None and grad.is_complex():
-            reals = grad_as_reals(grad, synchroniser.params[name].shape)
+            shape = synchroniser.params[name].shape
+            reals = grad_as_reals(grad, shape)
             if reals.data_ptr() != grad.data_ptr():
                 put_grad(param, reals)
+                put = shard_of_grad(param)
+                assert put is not None, "it was put there"
+                reals = grad_as_reals(put, shape)
             grad = reals
-        if grad is not None and name in synchroniser.cut and not grad.is_contiguous():
-            put_grad(param, grad := grad.contiguous())
         return grad
 
     def _is_shared(self, name: str, grad: Tensor | None) -> bool:

@@ -39,7 +39,7 @@ there to bring values into the range of 16 bits, on the wire as in the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -256,9 +256,10 @@ class Message:
 
         ``into`` has the shape of the whole parameter.
         """
-        for slot, view in zip(self.slots, self._views, strict=True):
+        for place, slot in enumerate(self.slots):
             if slot.name == name:
-                copy_scaled([range_in(into, slot)], [view], self.scale)
+                views, parts = self._paired(place, into)
+                copy_scaled(parts, views, self.scale)
 
     def can_borrow(self, grads: Grads) -> bool:
         """Whether this step's gradient can be the buffer itself.
@@ -330,8 +331,10 @@ class Message:
         if self._lent_N is not None:
             with copying():  # it is waited for, and stays where it is
                 pass
-        elif self._copy_in(places, grads, copying) < len(places):
-            absent = [place for place in places if grads[self.slots[place].name] is None]
+        else:
+            self._copy_in(places, grads, copying)
+        absent = [place for place in places if grads[self.slots[place].name] is None]
+        if absent:
             torch._foreach_zero_([self._views[place] for place in absent])
             slots = [self.slots[place] for place in absent]
             if self._kept is None:
@@ -340,13 +343,12 @@ class Message:
             views = self._views if self._lent_N is None else [self._lent_N]
             self.norms = [float(norm) for norm in torch._foreach_norm(views)]
 
-    def _copy_in(self, places: Iterable[int], grads: Grads, copying: Copying) -> int:
-        """Copies gradients of slots into the buffer; returns how many, as those of None are not."""
+    def _copy_in(self, places: Iterable[int], grads: Grads, copying: Copying) -> None:
+        """Copies gradients of slots into the buffer, but for those of None."""
         views, ranges = self._present(places, grads)
         if ranges:
             with copying():
                 copy_scaled(views, ranges, unscaling_factor(self.scale))
-        return len(ranges)
 
     @torch.no_grad()
     def scatter(self, grads: Grads, copying: Copying = nullcontext) -> None:
@@ -358,14 +360,24 @@ class Message:
 
     def _present(self, places: Iterable[int], grads: Grads) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the buffer, and the ranges of gradients that belong there, of slots."""
-        views, ranges = [], []
+        views: list[Tensor] = []
+        ranges: list[Tensor] = []
         for place in places:
-            slot = self.slots[place]
-            grad = grads[slot.name]
+            grad = grads[self.slots[place].name]
             if grad is not None:
-                views.append(self._views[place])
-                ranges.append(range_in(grad, slot))
+                own_views, own_ranges = self._paired(place, grad)
+                views += own_views
+                ranges += own_ranges
         return views, ranges
+
+    def _paired(self, place: int, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Views of the buffer at one slot, and the parts of a gradient that belong there."""
+        slot, view = self.slots[place], self._views[place]
+        if slot.is_whole:
+            return [view], [grad]
+        parts = [*parts_of(grad, slot.first, slot.last)]
+        cut = torch.split(view, [part.numel() for part in parts])
+        return [v.view(part.shape) for v, part in zip(cut, parts, strict=True)], parts
 
     def take_back(self, name: str) -> None:
         """Undoes the last step for a parameter that no rank used: its mean is not delivered.
@@ -480,9 +492,27 @@ def field_of(path: str) -> str:
     return field if field.endswith("_T") else path
 
 
-def range_in(grad: Tensor, slot: Slot) -> Tensor:
-    """The range of a gradient that travels in a slot; a gradient that is cut is contiguous."""
-    return grad if slot.is_whole else grad.view(-1)[slot.first : slot.last]
+def parts_of(tensor: Tensor, first: int, last: int) -> Iterator[Tensor]:
+    """Views of a tensor, whatever its strides, of its flat elements ``first`` up to ``last``.
+
+    >>> [part.tolist() for part in parts_of(torch.arange(6).view(2, 3).t(), 1, 5)]
+    [[3], [[1, 4]], [2]]
+    """
+    if tensor.is_contiguous():
+        yield tensor.view(-1)[first:last]
+        return
+    row = tensor.numel() // tensor.shape[0]
+    (start, before), (stop, behind) = divmod(first, row), divmod(last, row)
+    if start == stop:
+        yield from parts_of(tensor[start], before, behind)
+        return
+    if before:
+        yield from parts_of(tensor[start], before, row)
+    whole = tensor[start + bool(before) : stop]
+    if whole.numel():
+        yield whole
+    if behind:
+        yield from parts_of(tensor[stop], 0, behind)
 
 
 def scale_of(scaler: GradScaler | None) -> float:
@@ -571,10 +601,18 @@ def grad_as_reals(grad: Tensor, shape: torch.Size) -> Tensor:
 
 
 def as_complex(reals: Tensor, like: Tensor) -> Tensor:
-    """A tensor in the shape of ``like``: the complex view of ``reals``, if ``like`` is complex."""
+    """A tensor in the shape of ``like``: a complex one of ``reals``, if ``like`` is complex.
+
+    It has the memory of ``reals`` if both lie in order, else its own, with the strides of ``like``.
+    """
     if not like.is_complex():
         return reals
-    return torch.view_as_complex(reals.contiguous().view(*like.shape, 2))
+    pairs = reals.reshape(*like.shape, 2)
+    if like.is_contiguous():
+        return torch.view_as_complex(pairs.contiguous())
+    made = torch.empty_like(like)
+    torch.view_as_real(made).copy_(pairs)
+    return made
 
 
 def refuse_complex(params: Iterable[NamedParam], what: str, remedy: str) -> None:

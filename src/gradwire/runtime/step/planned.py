@@ -92,13 +92,6 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
     exchanges = sound_exchanges(plan, {tensor.name: tensor for tensor in tensors})
     of = dict(params)
     for number, message in enumerate(plan.messages):
-        for chunk in message.chunks:
-            param = of[chunk.tensor]
-            if chunk.numel < param.numel() and not param.is_contiguous():
-                raise InvalidSetting(
-                    f"message {number} cuts {chunk.tensor}, whose elements do not lie in order in "
-                    f"memory (strides {param.stride()}); make it contiguous, or plan it whole"
-                )
         rows = [c.tensor for c in message.chunks if id(of[c.tensor]) in sparse]
         if not rows:
             continue

@@ -98,9 +98,6 @@ class Synchroniser:
         """The sum of all ranks' flags: above 0 for each parameter that one of them used."""
         self.keeps_state = any(any(leaves(m.state)) for m in self.messages)
         """Whether messages keep anything for later steps."""
-        slots = [slot for message in self.messages for slot in message.slots]
-        self.cut = {slot.name for slot in slots if not slot.is_whole}
-        """The parameters of which ranges of the flat gradient travel apart."""
         rows = [message for message in self.messages if message.is_of_rows]
         self.row_sparse = {name for message in rows for name in message.names}
         """The parameters whose modules announce row-sparse gradients."""
@@ -353,12 +350,14 @@ class Synchroniser:
             self._marks.follow(self.ends_of(names))
 
     def mean(self, name: str) -> Tensor:
-        """A new tensor with the mean of a parameter for which this rank handed in None."""
-        param = self.params[name]
-        mean = torch.empty(param.shape, dtype=param.dtype, device=param.device)
+        """A new tensor with the mean of a parameter for which this rank handed in None.
+
+        It has the parameter's strides, as fused optimizers of torch's take for granted.
+        """
+        mean = torch.empty_like(self.params[name])
         for message in self._messages_of[name]:
             if message.is_of_rows:
-                return message.flat_N.to(param.device)
+                return message.flat_N.to(mean.device)
             message.copy_mean(name, mean)
         return mean
 
