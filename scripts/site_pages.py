@@ -37,8 +37,10 @@ LEFT_OUT = re.compile(
     r"^\* `--(?:install|show)-completion`.*\n|^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", re.M
 )
 """Options of the shell, and the list of a verb's commands, which follow with their whole help."""
-WORD = re.compile(r"<code>([^\s<]{1,32})</code>")
-"""Code of one word that fits on a phone."""
+INLINE = re.compile(r"(?<=<code>)[^<\n]+(?=</code>)")
+"""Code within a sentence or a table."""
+WORD = re.compile(r"(?<!\S)\S{1,40}(?!\S)")
+"""A word that fits on a phone."""
 EXPORT = re.compile(r"^from (?:gradwire)?([._][\w.]+) import (?:\(\s+)?(\w+) as \2,?$", re.M)
 
 
@@ -219,8 +221,9 @@ def on_page_markdown(text: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(text: str, **_: Any) -> str:
-    """A page's HTML, in which short code never breaks: a browser would break it at hyphens."""
-    return WORD.sub(r'<code class="word">\1</code>', text)
+    """A page's HTML, in which words of code never break: a browser would break them at hyphens."""
+    marked = r'<span class="word">\g<0></span>'
+    return INLINE.sub(lambda code: WORD.sub(marked, code[0]), text)
 
 
 def _read(file: str) -> str:

@@ -26,6 +26,7 @@ from gradwire.contract.registry import KINDS, load, names
 from gradwire_lab import algorithm_page as algorithm
 from gradwire_lab.laws.subjects import check, held_to
 from scripts.doctest_blocks import fenced
+from scripts.pictures import PICTURES
 from scripts.site_pages import COPIED, EXPORT, NAV, ROOT, exports, generated, linked
 from tests.test_readme import SURROUNDINGS
 
@@ -85,6 +86,15 @@ def test_links_lead_to_pages_and_headings() -> None:
     assert [
         one for path, text in pages().items() for one in broken_links(path, text, pages())
     ] == []
+
+
+def test_each_picture_has_the_command_that_draws_it_beside_it() -> None:
+    beside = re.compile(
+        r"\(pictures/(\w+)\.png\)\n\nIn a checkout [^\n]*`python -m scripts\.pictures (\w+)`"
+    )
+    found = {pair for text in pages().values() for pair in beside.findall(text)}
+    assert found == {(name, name) for name in PICTURES}
+    assert {path.stem for path in (ROOT / "docs" / "pictures").glob("*.png")} == {*PICTURES}
 
 
 def test_the_navigation_lists_every_page_once() -> None:
