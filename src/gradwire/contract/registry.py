@@ -57,7 +57,6 @@ KINDS = {
             [
                 "adacomp",
                 "cltk",
-                "demo",
                 "gaussiank",
                 "graddrop",
                 "hardthreshold",

@@ -7,11 +7,10 @@ until they are large enough, or fade.
 Source: Peng, Quesnelle and Kingma, "Decoupled Momentum Optimization" (DeMo), arXiv 2411.19870,
     algorithm 1.
 Differences: around any exchange that never loses more than it was given, not only around
-    the paper's compressor, which is ``demo`` of gradwire-lab. The paper's SGD steps by the mean's
-    sign, which is the optimizer's here. The paper's program adds gradients times the learning rate;
-    here they are added as they are, which is the same while the rate stays, and a rate that falls
-    does not weigh old gradients more. What a collective loses of the mean stays in the momentum of
-    the rank that lost it.
+    ``compress.demo``. The paper's SGD steps by the mean's sign, which is the optimizer's here. The
+    paper's program adds gradients times the learning rate; here they are added as they are, which
+    is the same while the rate stays, and a rate that falls does not weigh old gradients more.
+    What a collective loses of the mean stays in the momentum of the rank that lost it.
 Wire: the inner exchange's.
 State: residual_N, the paper's m, in the working dtype, and the inner state.
 Contributed: what left m. The sum over ranks of (gradient + decay * old m) is W * mean plus the sum
@@ -78,8 +77,8 @@ def with_decoupled_momentum(
     Raises:
         InvalidSetting: The exchange may lose more than it was given.
 
-    >>> from gradwire.compress.topk import topk
-    >>> with_decoupled_momentum(topk(density=0.01)).decay
+    >>> from gradwire.compress.demo import demo
+    >>> with_decoupled_momentum(demo(keep=8)).decay
     0.999
     """
     exchange = exchange_for(algorithm)

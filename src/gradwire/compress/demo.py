@@ -36,17 +36,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compress._coo import check_addressable
-from gradwire.compress._residual import as_working
-from gradwire.contract import Compressor, Layout, State, Traits
-from gradwire.contract.bounds import check_whole
-from gradwire.contract.payload import Format, Payload
-from gradwire.contract.spec import TensorSpec, spec_of, working_dtype
-from gradwire.errors import invalid
-from gradwire.kernels.sparse.entries import Entries
-from gradwire.kernels.sparse.formats.elias_fano import elias_fano
-
-from . import _cosines as cosines
+from ..contract import Compressor, Layout, State, Traits
+from ..contract.bounds import check_whole
+from ..contract.payload import Format, Payload
+from ..contract.spec import TensorSpec, spec_of, working_dtype
+from ..errors import invalid
+from ..kernels import cosines
+from ..kernels.sparse.entries import Entries
+from ..kernels.sparse.formats.elias_fano import elias_fano
+from ._coo import check_addressable
+from ._residual import as_working
 
 _VALUE_DTYPES = (torch.bfloat16, torch.float32)
 
@@ -80,10 +79,6 @@ class demo(Compressor):
         if self.values not in _VALUE_DTYPES:
             accepted = "torch.bfloat16 or torch.float32"
             raise invalid("demo values", self.values, accepted, "choose one of them")
-
-    def init(self, spec: TensorSpec) -> State:
-        cosines.compile_ahead(spec)
-        return None
 
     def format(self, spec: TensorSpec) -> Format:
         cutting = self._cutting(spec)

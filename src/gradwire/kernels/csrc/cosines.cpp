@@ -1,5 +1,5 @@
 // The largest cosine coefficients of each chunk, and the way back. Definition: the torch reference
-// in _cosines.py.
+// in cosines.py.
 //
 // A chunk is a matrix in the first cache. Its columns are transformed by Lee's recursion (IEEE
 // TASSP 1984), sixteen at a time, then it is transposed and transformed again. Coefficients stay

@@ -19,11 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.contract.spec import TensorSpec
-from gradwire.errors import invalid
-from gradwire.kernels.libraries import check_floating, check_vector, load_library, serves_cpp
-
-from ._reaching import SOURCES
+from ..errors import invalid
+from .libraries import check_floating, check_vector, load_library, serves_cpp
 
 MOST_SIDE = 64
 _BIT_PATTERNS = {8: torch.int64, 4: torch.int32}
@@ -68,12 +65,6 @@ class Cutting(NamedTuple):
         return self.num_whole * self.keep + self.last_keep
 
 
-def compile_ahead(spec: TensorSpec) -> None:
-    """Compiles the kernels now, and not in the first step, where tensors lie on the host."""
-    if spec.device == "cpu":
-        load_library("cosines", folder=SOURCES)
-
-
 def encode_many(
     cuttings: Sequence[Cutting],
     vectors: Sequence[Tensor],
@@ -98,7 +89,7 @@ def encode_many(
         check_vector("values_K", values_K, cutting.num_listed, grad_N.dtype)
         check_vector("residual_N", residual_N, cutting.numel, grad_N.dtype)
     on_host = all(serves_cpp(*job[1:2], *job[3:]) for job in jobs)
-    library = load_library("cosines", folder=SOURCES) if on_host else None
+    library = load_library("cosines") if on_host else None
     if library is None:
         for job in jobs:
             _reference_encode(*job, wire)
@@ -132,7 +123,7 @@ def decode(
     check_vector("out_N", out_N, cutting.numel)
     check_vector("places_LK", places_LK.view(-1), num_lists * cutting.num_listed, torch.int32)
     check_vector("values_LK", values_LK.view(-1), places_LK.numel(), out_N.dtype)
-    library = load_library("cosines", folder=SOURCES) if serves_cpp(out_N) else None
+    library = load_library("cosines") if serves_cpp(out_N) else None
     if library is None:
         bad = _reference_decode(cutting, places_LK, values_LK, out_N, scale, add)
     else:
