@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import platform
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import torch
 
 from gradwire.kernels import compiler, libraries, prebuilt
 
@@ -63,8 +68,8 @@ def said(command: list[str], variables: dict[str, str], cwd: Path) -> tuple[str,
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with torch and, from its wheel, gradwire."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this platform, made of the source archive."""
     folder = tmp_path_factory.mktemp("wheel")
     hatch = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
     said(hatch, {**os.environ}, ROOT)
@@ -77,6 +82,13 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packed = ZipFile(wheel).namelist()
     assert {"gradwire/py.typed", "gradwire/kernels/csrc/select.cpp"} <= set(packed)
     assert any(name.startswith(f"gradwire/kernels/built/{LEVEL}/compll-") for name in packed)
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with torch and, from its wheel, gradwire."""
+    folder = tmp_path_factory.mktemp("environment")
     venv.create(folder / "env", with_pip=False)
     (site,) = (folder / "env" / "lib").glob("python*/site-packages")
     own = sysconfig.get_paths()["purelib"]
@@ -124,6 +136,66 @@ def test_what_is_not_in_the_wheel_is_served_by_torch_with_one_warning(
     )["rows"]
     (kernels,) = [row for row in rows if row["name"] == "CPU kernels"]
     assert (kernels["backend"], kernels["served by"]) == ("cpp", f"prebuilt {LEVEL}")
+
+
+DEBIAN = """
+mount --bind "$1" "$2/job"
+mount -t proc proc "$2/proc"
+mount -t tmpfs tmpfs "$2/dev/shm"
+cp /etc/resolv.conf "$2/etc/"
+shift 2
+while [ "$1" != -- ]; do mkdir -p "$0$1"; mount --bind "$1" "$0$1"; shift; done
+shift
+exec chroot "$0" "$@"
+"""
+
+
+def pip_settings() -> dict[str, str]:
+    """pip's settings on this machine, as variables."""
+    listed = said([sys.executable, "-m", "pip", "config", "list"], {**os.environ}, ROOT)[0]
+    pairs = [line.split("=", 1) for line in listed.splitlines()]
+    values = {key.rpartition(".")[2]: ast.literal_eval(value) for key, value in pairs}
+    return {f"PIP_{key.upper().replace('-', '_')}": value for key, value in values.items()}
+
+
+@x86
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_minimal_debian_trains_without_a_compiler_within_a_minute(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """From the wheel to a loss; torch is installed before, as its download takes what it takes."""
+    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
+        pytest.skip("makes a Debian of its own: run as root, after apt-get install debootstrap")
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("mounts folders, which this machine does not allow")
+    root, job, settings = tmp_path / "debian", tmp_path / "job", pip_settings()
+    packages = "--include=python3,python3-venv,ca-certificates"
+    make = ["debootstrap", "--variant=minbase", packages, "bookworm", str(root)]
+    if (made := subprocess.run(make, capture_output=True, text=True, check=False)).returncode:
+        pytest.skip(f"no Debian could be made: {made.stdout[-200:]}")
+    for folder in (job, root / "job", root / "dev" / "shm"):
+        folder.mkdir(exist_ok=True)
+    shutil.copy(ROOT / "examples" / "train.py", job)
+    shutil.copy(wheel, job)
+    named = re.findall(r"(/[^\s:]+)", " ".join(settings.values()))
+    given = {path if path.is_dir() else path.parent for path in map(Path, named) if path.exists()}
+    enter = ["unshare", "--mount", "bash", "-euc", DEBIAN, str(root), str(job), str(root)]
+    enter += [*(str(path) for path in sorted(given)), "--"]
+    variables = {**settings, "PATH": "/env/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+
+    def inside(*command: str) -> str:
+        return said([*enter, *command], variables, ROOT)[0]
+
+    assert "no compiler" in inside("bash", "-c", "which cc c++ g++ gcc || echo no compiler")
+    inside("python3", "-m", "venv", "/env")
+    inside("pip", "install", "--quiet", f"torch=={torch.__version__.partition('+')[0]}")
+    start_s = time.monotonic()
+    inside("pip", "install", "--quiet", f"/job/{wheel.name}")
+    assert f"prebuilt {LEVEL}" in inside("gradwire", "doctor")
+    said_last = inside("torchrun", "--nproc-per-node", "2", "/job/train.py")
+    assert time.monotonic() - start_s < 60
+    assert "bytes sent a step" in said_last
 
 
 def test_the_newest_level_that_a_processor_has_is_taken_first(tmp_path: Path) -> None:
