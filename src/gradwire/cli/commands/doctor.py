@@ -265,7 +265,7 @@ def part_warnings(
     """Parts that are missing here: rows of shaper, kernels, gpus, backends and versions say so."""
     rows: list[Row] = []
     if not shaped[0]["available"]:
-        remedy = "gradwire demo and testbed then run on plain loopback, where nothing is slow"
+        remedy = "gradwire demo limits rates by a relay then, and testbed runs on plain loopback"
         rows.append(_warning("shaped hosts", str(shaped[0]["reason"]), remedy))
     if built[0]["backend"] != "cpp":
         problem = "kernels run as torch code, some of it a hundred times slower"

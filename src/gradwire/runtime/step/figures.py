@@ -342,8 +342,7 @@ def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
     scalar: Any = getattr(to, "add_scalar", None)
     log: Any = getattr(to, "log", None)
     rows: Any = getattr(to, "log_metrics", None)
-    gauge: Any = getattr(to, "create_gauge", None)
-    labels: Any = getattr(to, "labels", None)
+    gauge: Any = getattr(to, "create_gauge", getattr(to, "labels", None))
     if _takes(scalar, "", 0.0, 0):
         return lambda step, row: [scalar(name, value, step) for name, value in row.items()]
     if _takes(log, {}):
@@ -354,8 +353,6 @@ def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
     if _takes(gauge, ""):
         of = cache(gauge)  # OpenTelemetry warns of a second gauge of one name
         return lambda step, row: [of(name).set(value) for name, value in row.items()]
-    if _takes(labels, ""):
-        return lambda step, row: [labels(name).set(value) for name, value in row.items()]
     if _takes(to, 0, {}):
         return to  # type: ignore[no-any-return]
     accepted = (
