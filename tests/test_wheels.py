@@ -185,7 +185,7 @@ def test_a_minimal_debian_trains_without_a_compiler_within_a_minute(
     shutil.copy(ROOT / "examples" / "train.py", job)
     shutil.copy(wheel, job)
     named = re.findall(r"(/[^\s:]+)", " ".join(settings.values()))
-    given = {path if path.is_dir() else path.parent for path in map(Path, named) if path.exists()}
+    given = {path.parent for path in map(Path, named) if path.exists()}  # an index names others
     enter = ["unshare", "--mount", "bash", "-euc", DEBIAN, str(root), str(job), str(root)]
     enter += [*(str(path) for path in sorted(given)), "--"]
     variables = {**settings, "PATH": "/env/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
