@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -57,7 +57,7 @@ def localsgd(
     optimizer: Optimizer | None = None,
     *,
     lr: float = 0.1,
-    every: int | Literal["auto"] = 8,
+    every: int = 8,
     exchange: Way = "none",
     **settings: Any,
 ) -> Started:
@@ -76,7 +76,7 @@ def diloco(
     optimizer: Optimizer | None = None,
     *,
     lr: float = 4e-4,
-    every: int | Literal["auto"] = 500,
+    every: int = 500,
     exchange: Way = "none",
     **settings: Any,
 ) -> Started:
@@ -96,7 +96,7 @@ def streaming_diloco(
     optimizer: Optimizer | None = None,
     *,
     lr: float = 4e-4,
-    every: int | Literal["auto"] = 30,
+    every: int = 30,
     exchange: Way = "uniform",
     **settings: Any,
 ) -> Started:
@@ -117,7 +117,7 @@ def muloco(
     optimizer: Optimizer | None = None,
     *,
     lr: float = 1e-3,
-    every: int | Literal["auto"] = 5,
+    every: int = 5,
     exchange: Way = "uniform",
     **settings: Any,
 ) -> Started:
