@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -269,7 +269,8 @@ def tensor_parallel(rank: int, world: int, is_sharded: bool) -> tuple[str, str, 
     found, shard = [], ""
     for own in (False, True):
         mesh = device_mesh((2, 1, 2), ("dp", "shard", "tp"))
-        cut = {"norm": SequenceParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+        up = ColwiseParallel(input_layouts=Shard(1))  # as the norm leaves it
+        cut = {"norm": SequenceParallel(), "up": up, "down": RowwiseParallel()}
         net = parallelize_module(Parallel(), mesh["tp"], cut)
         if is_sharded:
             net = without_root(mesh["shard"], net)

@@ -31,10 +31,10 @@ from tests.runtime.training import DENSE, Net, ddp, momentum, train
     ("python", "torch_version", "named"),
     [
         ((3, 11), "2.13.0+cpu", []),
-        ((3, 11), "2.14.1", []),
-        ((3, 15), "2.14.0a0+git1", ["Python 3.15: gradwire was tried with 3.11 to"]),
-        ((3, 11), "2.15.0.dev1", ["torch 2.15: gradwire was tried with 2.13 to"]),
-        ((3, 11), "2.9.0", ["torch 2.9: gradwire was tried with 2.13 to"]),
+        ((3, 14), "2.15.0", []),
+        ((3, 15), "2.14.0a0+git1", ["Python 3.15: gradwire was tried with 3.11 to 3.14"]),
+        ((3, 11), "2.16.0.dev1", ["torch 2.16: gradwire was tried with 2.9 to 2.15"]),
+        ((3, 11), "2.8.0", ["torch 2.8: gradwire was tried with 2.9 to 2.15"]),
     ],
 )
 def test_versions_that_nobody_tried_are_warned_of_once(

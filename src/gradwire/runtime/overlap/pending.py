@@ -171,6 +171,8 @@ def _who_looks(func: Any) -> str:
     It is the outermost function of torch that is not a wrapper; ``func`` itself where no function
     of torch stands between the user's line and the tensor.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return _who_looks_untraced(func)
     name = _name_of(func)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_inside(frame.f_code.co_filename):
@@ -180,6 +182,12 @@ def _who_looks(func: Any) -> str:
         frame = frame.f_back
     where = "" if frame is None else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
     return f"{name}{where}"
+
+
+@torch._disable_dynamo
+def _who_looks_untraced(func: Any) -> str:
+    """``_who_looks`` outside of a graph: since torch 2.15 the compiler warns of ``_getframe``."""
+    return _who_looks(func)
 
 
 def _name_of(func: Any) -> str:
