@@ -28,6 +28,7 @@ from gradwire_lab.laws.subjects import check, held_to
 from scripts.doctest_blocks import fenced
 from scripts.pictures import PICTURES
 from scripts.site_pages import COPIED, EXPORT, NAV, ROOT, exports, generated, linked
+from tests.runtime.meshes import needs_reduce_scatter
 from tests.test_readme import SURROUNDINGS
 
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
@@ -148,7 +149,14 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name, found in PROGRAMS.items() if found])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=needs_reduce_scatter if name == "fsdp.md" else ())
+        for name, found in PROGRAMS.items()
+        if found
+    ],
+)
 def test_the_programs_of_a_page_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

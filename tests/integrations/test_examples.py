@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.files import run_by
+from tests.runtime.meshes import needs_reduce_scatter
 
 pytestmark = [pytest.mark.slow, pytest.mark.multi, pytest.mark.timeout(400)]
 
@@ -53,7 +54,10 @@ def test_a_job_of_slurm_that_is_requeued_goes_on(tmp_path: Path) -> None:
     subprocess.run(["bash", "-n", EXAMPLES / "with_slurm.sbatch"], check=True)
 
 
-@pytest.mark.parametrize(("name", "world"), [("fsdp", 4), ("fsdp_alone", 2)])
+@pytest.mark.parametrize(
+    ("name", "world"),
+    [("fsdp", 4), pytest.param("fsdp_alone", 2, marks=needs_reduce_scatter)],
+)
 def test_sharded_layers_go_on_with_the_bits_of_one_run(
     name: str, world: int, tmp_path: Path
 ) -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import pytest
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 
 import gradwire as gw
 from gradwire.runtime.handle import Handle
 from tests.runtime.given import keywords
 from tests.runtime.training import ONEBIT, SMALL_MB
+
+HAS_REDUCE_SCATTER = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+needs_reduce_scatter = pytest.mark.skipif(
+    not HAS_REDUCE_SCATTER, reason="gw.fsdp.reduce_scatter needs torch 2.13"
+)
 
 
 @cache

@@ -57,7 +57,7 @@ def linear() -> nn.Module:
 def test_an_old_torch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if its stores had no ``clone``, which came with 2.8."""
     monkeypatch.setattr("gradwire.runtime.attach.Store", object)
-    with pytest.raises(InvalidSetting, match=r"torch must be 2\.8 or newer"):
+    with pytest.raises(InvalidSetting, match=r"torch must be 2\.9 or newer"):
         gw.attach(linear(), "topk")
 
 

@@ -15,7 +15,10 @@ from tests.runtime.late_means import Loop, Rig, batches
 from tests.runtime.overlapped import NUM_STEPS, law, loss_of, momentum, usual
 
 # What torch's compiler imports the first time makes a class with what torch itself deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),
+    pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,6 @@ import gradwire as gw
 from gradwire.runtime.local_steps.recipes import TIMES_RATE, MuonWithAdamW
 from tests.runtime.ranks import Ranks
 
-needs_muon = pytest.mark.skipif(
-    not hasattr(torch.optim, "Muon"), reason="this torch has no Muon: install 2.9"
-)
-
 
 class Small(nn.Module):
     """A table, kernels, a matrix and vectors."""
@@ -38,7 +34,6 @@ def model() -> Small:
     return Small()
 
 
-@needs_muon
 def test_steps_are_those_of_torchs_optimizers() -> None:
     ours, theirs = model(), model()
     optimizer = MuonWithAdamW(ours, 0.01)
@@ -74,7 +69,6 @@ def stepped(net: Small, optimizer: torch.optim.Optimizer, count: int) -> None:
         optimizer.step()
 
 
-@needs_muon
 def test_a_saved_optimizer_goes_on_with_the_same_bits() -> None:
     ours, theirs = model(), model()
     one = MuonWithAdamW(ours, 0.01)
@@ -88,7 +82,6 @@ def test_a_saved_optimizer_goes_on_with_the_same_bits() -> None:
         assert torch.equal(own, same), name
 
 
-@needs_muon
 def test_kernels_that_are_no_matrix_in_memory_are_refused() -> None:
     net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     with pytest.raises(gw.InvalidSetting, match="channels_last"):
@@ -138,9 +131,7 @@ def both_ways(rank: int, world: int, name: str) -> tuple[int, bool]:
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=needs_muon if n == "muloco" else ()) for n in SAME]
-)
+@pytest.mark.parametrize("name", SAME)
 def test_a_recipe_is_what_it_says(two: Ranks, name: str) -> None:
     wanted = {"localsgd": 1, "diloco": 1, "streaming_diloco": 3, "muloco": 2}
     assert two.run(both_ways, name) == [(wanted[name], True)] * 2

@@ -14,12 +14,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
-from tests.runtime.meshes import device_mesh
+from tests.runtime.meshes import device_mesh, needs_reduce_scatter
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_sharded import held
 from tests.runtime.training import digest
 
-pytestmark = pytest.mark.multi
+pytestmark = [pytest.mark.multi, needs_reduce_scatter]
 SLOW = pytest.mark.slow
 
 TOPK, UNIFORM = gw.compress.topk(density=0.2), gw.compress.uniform(bitwidth=4)

@@ -146,9 +146,9 @@ class Grid(NamedTuple):
 
 def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid:
     """This rank's place, from the groups or the mesh that a user gave."""
-    if not hasattr(Store, "clone"):  # since torch 2.8; ranks meet by it
-        remedy = "install that: pip install 'torch>=2.8'"
-        raise invalid("torch", torch.__version__, "2.8 or newer", remedy)
+    if not hasattr(Store, "clone"):  # ranks meet by it
+        remedy = "install that: pip install 'torch>=2.9'"
+        raise invalid("torch", torch.__version__, "2.9 or newer", remedy)
     warn_of_versions()
     if mesh is not None and group is not None:
         raise invalid("group", group, "None beside mesh=, which names the ranks", "leave it out")
