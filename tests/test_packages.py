@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 
 import pytest
+
+from gradwire.runtime.setup.versions import TRIED
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,6 +35,30 @@ for module in pkgutil.walk_packages(gradwire.__path__, "gradwire."):
     if not module.name.startswith(frameworks):
         importlib.import_module(module.name)
 """
+
+
+def test_the_declared_versions_are_those_of_the_table() -> None:
+    """The table has each pair that ``nox`` makes; the range that warns has its ends."""
+    rows = re.findall(
+        r"^\| (\d+\.\d+\.\d+) \| (\d+\.\d+) \|",
+        (ROOT / "docs/versions.md").read_text(encoding="utf-8"),
+        re.M,
+    )
+    text = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    made = re.findall(r'^ {4}\("(\d+\.\d+)", "([\d.]+)"\),$', text, re.M)
+    assert {(python, torch) for torch, python in rows} == set(made)
+
+    tried = {
+        "torch": sorted({tuple(map(int, torch.split(".")[:2])) for torch, _ in rows}),
+        "Python": sorted({tuple(map(int, python.split("."))) for _, python in rows}),
+    }
+    assert {name: (found[0], found[-1]) for name, found in tried.items()} == TRIED
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest = {name: ".".join(map(str, found[0])) for name, found in tried.items()}
+    assert declared["requires-python"] == f">={oldest['Python']}"
+    assert f"torch>={oldest['torch']}" in declared["dependencies"]
+    named = re.findall(r"Python :: (\d+\.\d+)", "\n".join(declared["classifiers"]))
+    assert named == [".".join(map(str, one)) for one in tried["Python"]]
 
 
 def test_no_module_of_the_library_imports_a_further_package() -> None:

@@ -321,13 +321,14 @@ def _gradients(bucket: Any) -> list[Tensor]:
     """The gradients in a bucket, complex ones as reals.
 
     They have their parameters' strides in it, which torch's own list does not know. Of complex
-    gradients torch gives a hook the real view of the buffer, cut where it would be cut were it
-    complex.
+    gradients newer versions of torch give a hook the real view of the buffer, cut where it would be
+    cut were it complex. Older ones (2.9) give it the buffer itself.
     """
     params: list[Tensor] = bucket.parameters()
     if not params[0].is_complex():
         return [*map(_laid_out, bucket.gradients(), params)]
-    whole = torch.view_as_complex(bucket.buffer().view(-1, 2))
+    buffer = bucket.buffer()
+    whole = buffer if buffer.is_complex() else torch.view_as_complex(buffer.view(-1, 2))
     parts = torch.split(whole, [p.numel() for p in params])
     return [
         grad_as_reals(_laid_out(part, param), as_reals(param).shape)

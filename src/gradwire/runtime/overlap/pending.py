@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..step.hooked import untraced
+
 
 class PendingPass:
     """The gradients of one backward pass, while they are on their way.
@@ -165,14 +167,13 @@ def _settled(given: Any, func: Any) -> Any:
     return given
 
 
+@untraced  # torch 2.15 warns of ``_getframe`` in a compiled function
 def _who_looks(func: Any) -> str:
     """The function that the user called and the place in the user's file.
 
     It is the outermost function of torch that is not a wrapper; ``func`` itself where no function
     of torch stands between the user's line and the tensor.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return _who_looks_untraced(func)
     name = _name_of(func)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_inside(frame.f_code.co_filename):
@@ -182,12 +183,6 @@ def _who_looks(func: Any) -> str:
         frame = frame.f_back
     where = "" if frame is None else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
     return f"{name}{where}"
-
-
-@torch._disable_dynamo
-def _who_looks_untraced(func: Any) -> str:
-    """``_who_looks`` outside of a graph: since torch 2.15 the compiler warns of ``_getframe``."""
-    return _who_looks(func)
 
 
 def _name_of(func: Any) -> str:
