@@ -14,7 +14,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 1))
-    optimizer, handle = gw.recipes.muloco(model, lr=2e-3)  # also diloco, streaming_diloco, localsgd
+    optimizer, handle = gw.recipes.muloco(model, lr=4e-3)  # also diloco, streaming_diloco, localsgd
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, total_iters=200)
     weights = torch.linspace(-1, 1, 64).unsqueeze(1)
     for _ in range(200):
         inputs = torch.randn(32, 64)
@@ -22,6 +23,7 @@ def main() -> None:
         loss = nn.functional.mse_loss(model(inputs), inputs @ weights)
         loss.backward()
         optimizer.step()
+        scheduler.step()
     handle.end_period()  # all ranks have the same parameters now
     if dist.get_rank() == 0:
         stats = handle.stats()

@@ -103,7 +103,7 @@ COMMANDS = Kind(
     "gradwire.commands",
     {
         **dict.fromkeys(("check", "compll", "plan"), _LAB),
-        **dict.fromkeys(("bench", "demo", "reproduce", "simulate", "testbed"), _BENCH),
+        **dict.fromkeys(("bench", "demo", "reproduce", "simulate", "testbed", "try"), _BENCH),
     },
 )
 """The commands of ``gradwire``, which are found as algorithms are."""
