@@ -49,6 +49,9 @@ class ColumnsOfCodec:
     To checkpoints it is a message whose ``slots`` are every rank's shard of every column.
     """
 
+    chooser = None
+    """No codec of columns chooses its settings."""
+
     def __init__(
         self,
         codec: Compressor,
