@@ -57,7 +57,7 @@ def attach_and_train(num_steps: int = 1, num_loads: int = 0, width: int = 8) -> 
 def keys_in_use(rank: int, world: int) -> tuple[int, int, set[str]]:
     """Keys while attached, after one step and after many steps and loads; and after detach.
 
-    Ranks are shared with other tests, so what is there before is not counted.
+    The process group's own keys are there before, and are not counted.
     """
     old = keys_now()
     dist.barrier()
@@ -75,8 +75,9 @@ def keys_in_use(rank: int, world: int) -> tuple[int, int, set[str]]:
     return few, many, settled_keys(0, old)
 
 
-def test_keys_do_not_grow_with_steps_loads_and_attaches(two: Ranks) -> None:
-    for few, many, left in two.run(keys_in_use):
+def test_keys_do_not_grow_with_steps_loads_and_attaches(doomed_two: Ranks) -> None:
+    """On a store of its own: another test's handles may write into a shared one."""
+    for few, many, left in doomed_two.run(keys_in_use):
         assert many <= few <= MOST_KEYS
         assert left == set()
 
