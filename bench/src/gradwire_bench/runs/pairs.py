@@ -85,9 +85,10 @@ def markdown() -> str:
     works = len(pairs()) - len(refused)
     lines += [
         "",
-        f"Features: {', '.join(ALL)}. An attach has one of the first {len(EXCHANGES)}, which are "
-        f"exchanges, and one of {', '.join(MODELS)}. Of the {len(pairs())} pairs {len(refused)} "
-        f"are refused and {works} work: `{SHOWN}` trains with each.",
+        f"Features: {', '.join(ALL)}. The first {len(EXCHANGES)} features are exchanges. Each call "
+        f"of `attach` takes one exchange and one kind of model: {', '.join(MODELS)}. Of the "
+        f"{len(pairs())} pairs {len(refused)} are refused, and {works} work. The test `{SHOWN}` "
+        "trains with each pair that works.",
     ]
     return "\n".join(lines)
 
