@@ -17,7 +17,7 @@ PAIRS = (
     ("3.14", "2.15.0"),
 )
 TESTS = ("tests/compress", "tests/exchange", "tests/runtime", "tests/laws")
-SHOWN = ("tests/docs", "tests/integrations", "tests/test_readme.py", "tests/test_examples.py")
+SHOWN = ("tests/docs", "tests/integrations", "tests/test_examples.py")
 
 
 @nox.session

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "gradwire"
 FURTHER = {"gradwire_lab": ROOT / "lab" / "src", "gradwire_bench": ROOT / "bench" / "src"}
@@ -16,6 +18,8 @@ BESIDE = (*FURTHER, "papers")
 """Packages beside the library; its rules hold for them too."""
 FOLDERS = ("src", "lab", "bench", "papers")
 """The folders of the checkout that they lie in."""
+TOGETHER = pytest.mark.xdist_group("source")
+"""One worker runs all tests that read the source, so that it is parsed once."""
 
 
 @cache
@@ -62,7 +66,14 @@ class Source:
     @cached_property
     def running(self) -> tuple[ast.AST, ...]:
         """All nodes but those below ``if TYPE_CHECKING``, which never run."""
-        return tuple(_running(self.tree))
+        hidden = {
+            id(below)
+            for node in self.nodes
+            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+            for statement in node.body
+            for below in ast.walk(statement)
+        }
+        return tuple(node for node in self.nodes if id(node) not in hidden)
 
     def __repr__(self) -> str:
         return self.path
@@ -93,17 +104,6 @@ def sources() -> tuple[Source, ...]:
 def module_names() -> frozenset[str]:
     """Dotted names of all modules and packages there are."""
     return frozenset(source.name for source in sources())
-
-
-def _running(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            for other in node.orelse:
-                yield other
-                yield from _running(other)
-            continue
-        yield node
-        yield from _running(node)
 
 
 def origin(source: Source, node: ast.ImportFrom) -> str:

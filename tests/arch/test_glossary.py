@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from tests.arch.source import PACKAGE, ROOT, sources
+from tests.arch.source import PACKAGE, ROOT, TOGETHER, sources
+
+pytestmark = TOGETHER
 
 MOST_ROWS = 40
 """A page that explains more words is written in words that its reader does not have."""
@@ -59,22 +61,3 @@ def test_names_in_the_glossary_are_names_in_the_code() -> None:
     named = re.findall(r"`([A-Za-z_]\w*)", glossary())
     written = "\n".join(source.text for source in sources())
     assert [name for name in named if not re.search(rf"\b{name}\b", written)] == []
-
-
-SPECIMEN = """
-| word | meaning |
-| --- | --- |
-| message | gradients |
-| push, pull | ways |
-| density asked | (of two) |
-| common (DEFT) | a layer |
-"""
-
-
-def test_the_glossary_is_read_row_by_row() -> None:
-    assert terms(SPECIMEN) == ["message", "push", "pull", "density asked", "common"]
-
-
-def test_the_rule_of_use_bites() -> None:
-    written = "class PlannedMessage: push, pull; density_asked"
-    assert unused(SPECIMEN, written) == ["common"]

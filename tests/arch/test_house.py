@@ -11,8 +11,10 @@ from importlib import metadata
 from torch import nn
 
 import gradwire
-from tests.arch.source import FOLDERS, PACKAGE, ROOT, Source, read, sources
+from tests.arch.source import FOLDERS, PACKAGE, ROOT, TOGETHER, Source, sources
 from tests.each import each
+
+pytestmark = TOGETHER
 
 MAX_FUNCTION_LINES = 50
 MAX_ROOT_LINES = 52
@@ -158,21 +160,3 @@ def test_the_package_is_typed_and_has_one_version() -> None:
 def test_children_import_nothing_of_the_folder_that_they_are_started_in() -> None:
     """Python looks there first for the modules of ``-m``, and a training's folder may have any."""
     assert [source.path for source in sources() if FROM_ANYWHERE.search(source.text)] == []
-
-
-def test_the_rules_bite() -> None:
-    body = "    x = 1\n" * MAX_FUNCTION_LINES
-    assert long_functions(read("spec.py", f"def f():\n{body}")) != []
-    assert long_functions(read("spec.py", f"def f():\n{body[10:]}")) == []
-    bare = "class A:\n    pass\n\ndef f(): ...\n\ndef _g(): ...\n"
-    assert len(undocumented(read("spec.py", bare))) == 3
-    assert len(undocumented(read("sim/_queue.py", bare))) == 1
-    opening = (
-        '"""Of a step."""\nX = 1\n"""\nWhat was sent."""\ndef f():\n    "Whatever was sent."\n'
-    )
-    assert len(dangling(read("spec.py", opening))) == 2
-    inner = read("sim/a.py", "class A:\n    def __init__(self):\n        self._x = self.y = 1\n")
-    outer = read("sim/b.py", "def f(a):\n    return a.y + a._x + a._modules\n")
-    assert reaches_inside([inner, outer]) == ["sim/b.py:2 a._x"]
-    assert VAGUE.search("string_utils")
-    assert FROM_ANYWHERE.search('[sys.executable, "-m", program]')

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 
-from tests.arch.source import (
-    Source,
-    imports,
-    module_names,
-    read,
-    sources,
-)
-from tests.each import each
+from tests.arch.source import TOGETHER, Source, imports, module_names, sources
+
+pytestmark = TOGETHER
 
 FLOORS = (
     ("version", "errors"),
@@ -109,27 +103,13 @@ def test_imports_go_one_way() -> None:
     assert [wrong for source in sources() for wrong in wrong_imports(source)] == []
 
 
-def circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Modules of which each imports the next, and the last the first; empty if there are none."""
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
-
-
 def test_no_imports_go_in_a_circle() -> None:
     known = module_names()
     graph = {
         source.name: {name for _, name in imports(source, known, for_types=True)} & known
         for source in sources()
     }
-    assert circle({name: others - {name} for name, others in graph.items()}) == []
-
-
-def test_a_circle_is_seen() -> None:
-    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
-    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
+    TopologicalSorter({name: others - {name} for name, others in graph.items()}).prepare()
 
 
 NEIGHBOURS = {
@@ -157,14 +137,6 @@ def test_an_underscore_means_private_to_its_folder() -> None:
     assert [wrong for source in sources() for wrong in private_from_elsewhere(source)] == []
 
 
-def test_a_private_module_of_another_folder_is_seen() -> None:
-    known = frozenset({"gradwire.compress._coo", "gradwire.compress.topk"})
-    text = "from ..compress._coo import share_of"
-    assert len(private_from_elsewhere(read("exchange/natural.py", text), known)) == 1
-    assert private_from_elsewhere(read("compress/topk.py", "from ._coo import x"), known) == []
-    assert private_from_elsewhere(read("compress/deft/_a.py", "from .._coo import x"), known) == []
-
-
 def test_only_listed_files_use_torch_distributed() -> None:
     """Others yield verbs instead, or are listed with a reason."""
     users = [source.path for source in sources() if uses_distributed(source)]
@@ -177,56 +149,3 @@ def test_only_listed_files_start_processes() -> None:
     starters |= {"torch.multiprocessing.spawn"}
     users = {s.path for s in sources() if starters & {name for _, name in imports(s)}}
     assert users == set(PROCESSES)
-
-
-KNOWN = frozenset(
-    {
-        "gradwire.planning.simulation.run",
-        "gradwire.planning.planner.usbyte",
-        "gradwire.planning.data.plan",
-    }
-)
-
-
-@each(
-    "path, text, num_wrong",
-    [
-        ("errors.py", "from .contract.units import format_bytes", 1),
-        ("contract/units.py", "from ..errors import invalid", 0),
-        ("planning/simulation/run.py", "from ..planner import usbyte", 1),
-        ("planning/simulation/run.py", "from ..data import plan", 0),
-        ("planning/simulation/run.py", "def f():\n    from gradwire.cli.report import table", 1),
-        ("planning/simulation/__init__.py", "from ...cli.main import app", 1),
-        ("contract/spec.py", "from gradwire_lab.compress import sidco", 1),
-        ("contract/spec.py", "def f():\n    import gradwire_bench.testbed.hosts", 1),
-        ("gradwire_lab/compress/sidco.py", "from gradwire_bench.testbed import hosts", 1),
-        ("gradwire_bench/cli/reproduce.py", "from papers.command import reproduce", 1),
-        ("gradwire_bench/cli/reproduce.py", "def f():\n    import papers.store", 1),
-        ("papers/deft/page.py", "from ..frame import Figure\nfrom gradwire.cli import _output", 0),
-        ("papers/store.py", "import gradwire", 1),
-        ("contract/spec.py", "import gradwire", 1),
-        ("contract/spec.py", "if TYPE_CHECKING:\n    from ..cli import main", 1),
-        ("contract/spec.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..cli import main", 1),
-        (
-            "planning/planner/usbyte.py",
-            "from ._types import Plan\nfrom ..simulation.run import simulate",
-            0,
-        ),
-    ],
-)
-def test_the_rule_sees(path: str, text: str, num_wrong: int) -> None:
-    assert len(wrong_imports(read(path, text), KNOWN)) == num_wrong
-
-
-@each(
-    "text",
-    [
-        "import torch.distributed as dist",
-        "from torch import distributed",
-        "from torch.distributed import ReduceOp",
-        "import torch\ntorch.distributed.barrier()",
-    ],
-)
-def test_the_rule_sees_torch_distributed(text: str) -> None:
-    assert uses_distributed(read("compress/topk.py", text))
-    assert not uses_distributed(read("compress/topk.py", "import torch\nfrom torch import Tensor"))

@@ -7,7 +7,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from tests.arch.source import BESIDE, Source, imports_of_names, read, sources
+from tests.arch.source import BESIDE, TOGETHER, Source, imports_of_names, sources
+
+pytestmark = TOGETHER
 
 TWICE: dict[str, str] = {}
 """Nouns that two files may define, and why."""
@@ -70,23 +72,3 @@ def test_a_noun_has_one_home() -> None:
 
 def test_a_function_that_is_asked_for_by_its_bare_name_has_one_home() -> None:
     assert ambiguous_functions(library()) == {}
-
-
-def test_the_rules_of_names_bite() -> None:
-    plan, runtime = "class Message: ...", "Message = tuple[int, int]\nSIZES = (1,)"
-    files = [read("planning/data/plan.py", plan), read("runtime/step/messages.py", runtime)]
-    assert list(doubled_nouns(files)) == ["Message"]
-    assert doubled_nouns([read("a.py", "_Rank = int"), read("b.py", "class _Rank: ...")]) == {}
-    assert doubled_nouns([read("a.py", "SIZES = 1"), read("b.py", "SIZES = 2")]) == {}
-    drawers = [
-        read("cli/report/a.py", "def draw(): ..."),
-        read("cli/report/b.py", "def draw(): ..."),
-    ]
-    users = ["from .a import draw", "from .b import draw"]
-    two = [read(f"cli/report/{place}_user.py", text) for place, text in enumerate(users)]
-    assert ambiguous_functions([*drawers, *two]) == {
-        "draw": ["gradwire.cli.report.a", "gradwire.cli.report.b"]
-    }
-    assert ambiguous_functions([*drawers, two[0]]) == {}
-    renamed = read("report/c.py", "from .b import draw as draw_bars\nfrom . import b")
-    assert ambiguous_functions([*drawers, two[0], renamed]) == {}

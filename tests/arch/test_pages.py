@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from gradwire.errors import NotInstalled
-from tests.arch.source import FOLDERS, FURTHER, PACKAGE, ROOT, nodes_of
-from tests.each import each
+from tests.arch.source import FOLDERS, FURTHER, PACKAGE, ROOT, TOGETHER, nodes_of
+
+pytestmark = TOGETHER
 
 PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs/*.md")
 """CHANGELOG.md is none of them: it tells what was."""
@@ -181,46 +182,3 @@ def test_members_of_modules_that_are_mentioned_are_there() -> None:
 def test_what_lies_elsewhere_is_still_mentioned() -> None:
     every = "\n".join(texts().values())
     assert [path for path in ELSEWHERE if path not in every] == []
-
-
-@each(
-    "text, num_missing",
-    [
-        ("`runtime/step/engine.py` and `planning/simulation/events.py`, in docs/glossary.md", 0),
-        ("write `compress/<name>.py`, `collective/NAME.py`; see tests/laws/broken*.py", 0),
-        ("the folders `collective/steps/ collective/` and `gradwire_lab/compll_text/`", 0),
-        ("see sparse/formats/_bits.py", 1),
-        ("the folder `reproduce/`, beside `papers/`", 1),
-        ("Letters as in drift.py", 1),
-        ("`engine.py:12` says so", 0),
-        ("seconds/(step x rank), and/or 3/4 of k", 0),
-    ],
-)
-def test_the_rule_of_paths_bites(text: str, num_missing: int) -> None:
-    assert len(missing_paths(text)) == num_missing
-
-
-@each(
-    "name, there",
-    [
-        ("gradwire_lab.planning.tune.tune", True),
-        ("gradwire.attach", True),
-        ("gradwire.contract.Compressor.encode", True),
-        ("gradwire.cost.cluster", False),
-        ("gradwire.planning.make_plan.Planer", False),
-    ],
-)
-def test_the_rule_of_dotted_names_bites(name: str, there: bool) -> None:
-    assert missing_names(f"see {name}.") == ([] if there else [name])
-
-
-@each(
-    "text, num_missing",
-    [
-        ("``supersteps.Joint`` and `sim.network`, ``torch.compile``, `engine.py`", 0),
-        ("see ``rewrite.Joint``", 1),
-        ("``_factors.Held``: where matrices lie", 1),
-    ],
-)
-def test_the_rule_of_members_bites(text: str, num_missing: int) -> None:
-    assert len(missing_members(text)) == num_missing

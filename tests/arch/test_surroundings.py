@@ -7,8 +7,10 @@ import re
 import tomllib
 from collections.abc import Iterator
 
-from tests.arch.source import FOLDERS, ROOT, Source, imports, parsed, read, sources
+from tests.arch.source import FOLDERS, ROOT, TOGETHER, Source, imports, parsed, sources
 from tests.each import each
+
+pytestmark = TOGETHER
 
 EVERY = (*FOLDERS, "scripts", "examples")
 NEED_ONE = re.compile(r"gpu/device\.py$|/(partition|runs|hash)_device\.py$|^integrations/")
@@ -106,19 +108,6 @@ def test_no_pickle_of_a_peer_or_a_file_is_run() -> None:
     assert [one for source in sources() for one in unpickling(source)] == []
 
 
-@each(
-    "text, num_wrong",
-    [
-        ("import pickle\nfrom dill import load\n", 2),
-        ("dist.all_gather_object(told, own)\ndist.broadcast_object_list(texts)\n", 2),
-        ("torch.load(file)\ntorch.load(file, weights_only=False)\n", 2),
-        ("torch.load(file, weights_only=True)\nimport json\njson.load(file)\n", 0),
-    ],
-)
-def test_the_rule_of_pickles_bites(text: str, num_wrong: int) -> None:
-    assert len(unpickling(read("spec.py", text))) == num_wrong
-
-
 def test_gradwire_is_imported_without_its_optional_packages() -> None:
     optional = optional_packages()
     frameworks = {"accelerate", "lightning", "transformers"}
@@ -137,37 +126,3 @@ def test_nothing_that_is_shipped_imports_what_tests_are_written_with() -> None:
         if name.split(".")[0] in ("pytest", "_pytest", "hypothesis", "tests")
     ]
     assert found == []
-
-
-@each(
-    "text, num_wrong",
-    [
-        ("path.read_text()", 1),
-        ("path.write_text(text)", 1),
-        ("open(path)", 1),
-        ("open(path, 'w')", 1),
-        ("path.open()", 1),
-        ("path.open('w')", 1),
-        ("path.read_text(encoding='utf-8')", 0),
-        ("open(path, mode='rb')", 0),
-        ("path.open('wb')", 0),
-        ("gzip.open(path)", 0),
-    ],
-)
-def test_the_rule_of_encodings_bites(text: str, num_wrong: int) -> None:
-    assert len(list(unnamed_encodings(ast.parse(text)))) == num_wrong
-
-
-@each(
-    "text, num_wrong",
-    [
-        ("import optuna", 1),
-        ("from optuna.samplers import TPESampler", 1),
-        ("try:\n    import optuna\nexcept ImportError:\n    optuna = None", 1),
-        ("def f():\n    import optuna", 0),
-        ("if TYPE_CHECKING:\n    import optuna", 0),
-    ],
-)
-def test_the_rule_of_optional_packages_bites(text: str, num_wrong: int) -> None:
-    found = early_imports(read("gradwire_lab/planning/tune.py", text), frozenset({"optuna"}))
-    assert len(found) == num_wrong

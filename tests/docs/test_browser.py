@@ -7,14 +7,12 @@ of the network. A page must fit its frame, show its heading and leave no error i
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
-import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from html import unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +27,7 @@ from scripts.site_pages import ROOT
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.xdist_group("site"),
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
@@ -87,16 +86,14 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A folder, and the address at which its files are found."""
-    folder = tmp_path / "served"
-    folder.mkdir()
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address at which the files of a folder are found."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield folder, f"http://127.0.0.1:{server.server_port}"
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
@@ -104,18 +101,19 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def looked_at(
-    paths: list[str], folder: Path, address: str, profile: Path
+    paths: list[str], folder: Path, profile: Path
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """What each page is like at each width, and the console's errors."""
     work = json.dumps([(path, width) for path in paths for width in WIDTHS])
     (folder / "harness.html").write_text(HARNESS.replace("WORK", work), encoding="utf-8")
     budget_ms = 2000 + 700 * len(paths) * len(WIDTHS)
     assert CHROMIUM is not None
-    done = subprocess.run(
-        [CHROMIUM, *QUIET, f"--user-data-dir={profile}", f"--virtual-time-budget={budget_ms}",
-         "--window-size=1400,1000", f"{address}/harness.html"],
-        capture_output=True, text=True, timeout=240, check=True,
-    )  # fmt: skip
+    with served(folder) as address:
+        done = subprocess.run(
+            [CHROMIUM, *QUIET, f"--user-data-dir={profile}", f"--virtual-time-budget={budget_ms}",
+             "--window-size=1400,1000", f"{address}/harness.html"],
+            capture_output=True, text=True, timeout=240, check=True,
+        )  # fmt: skip
     text = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
     assert text is not None
     assert text[1], f"the browser came to no end:\n{done.stderr[-2000:]}"
@@ -137,62 +135,42 @@ def unfit(pages: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def test_the_site(served: tuple[Path, str], tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed: make docs")
-    folder, address = served
-    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    subprocess.run(build, cwd=ROOT, env=environment, check=True, capture_output=True)
+def test_the_site(site: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "served"
+    shutil.copytree(site, folder)
     paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.html"))
     # Pages of algorithms are of one form: of those the longest speak for all.
     alike = sorted((p for p in paths if p.startswith("algorithms/")), key=lambda p: -len(p))
     chosen = [path for path in paths if path not in alike[3:] and path != "404.html"]
     assert len(chosen) > 15
-    pages, errors = looked_at(chosen, folder, address, tmp_path / "profile")
+    pages, errors = looked_at(chosen, folder, tmp_path / "profile")
     assert len(pages) == len(chosen) * len(WIDTHS)
     assert unfit(pages) == []
     assert errors == []
 
 
-def picture(width: int) -> bytes:
-    """A black PNG of one row, of so many pixels."""
-    header = width.to_bytes(4) + (1).to_bytes(4) + bytes([1, 0, 0, 0, 0])
-    chunks = (
-        (b"IHDR", header),
-        (b"IDAT", zlib.compress(bytes(1 + -(-width // 8)))),
-        (b"IEND", b""),
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        len(data).to_bytes(4) + kind + data + zlib.crc32(kind + data).to_bytes(4)
-        for kind, data in chunks
-    )
-
-
-def test_the_report(served: tuple[Path, str], tmp_path: Path) -> None:
+def test_the_report(tmp_path: Path) -> None:
     pytest.importorskip("jinja2", reason="the report needs gradwire[report]")
-    folder, address = served
-    (tmp_path / "picture.png").write_bytes(picture(2000))
     row = {f"a_column_of_a_long_name_{i}": 1.5 * i for i in range(14)}
     html.write(
-        folder / "report.html",
+        tmp_path / "report.html",
         title="Four hosts at 200 Mbit",
         command="gradwire demo --hosts 4 --rate 200mbit " + 8 * "--compressor one_more ",
         machine={"cpu": "Some CPU of a long name " * 5, "memory_bytes": 8_000_000_000},
         rows=[{"name": "ddp", **row}, {"name": "onebit", **row}],
-        pictures={"one step": tmp_path / "picture.png"},
+        pictures={"one step": ROOT / "docs" / "pictures" / "step.png"},
         notes=["losses after 40 steps " * 12],
     )
-    pages, errors = looked_at(["report.html"], folder, address, tmp_path / "profile")
+    pages, errors = looked_at(["report.html"], tmp_path, tmp_path / "profile")
     assert unfit(pages) == []
     assert errors == []
 
 
-def test_what_does_not_fit_is_noticed(served: tuple[Path, str], tmp_path: Path) -> None:
-    folder, address = served
+def test_what_does_not_fit_is_noticed(tmp_path: Path) -> None:
     wide = "<h1>Wide</h1><p style='width: 700px'>x</p>"
-    (folder / "wide.html").write_text(f"<!doctype html><body>{wide}<script>x.y()</script>")
-    (folder / "bare.html").write_text("<!doctype html><body><p>no heading</p>")
-    pages, errors = looked_at(["wide.html", "bare.html"], folder, address, tmp_path / "profile")
+    (tmp_path / "wide.html").write_text(f"<!doctype html><body>{wide}<script>x.y()</script>")
+    (tmp_path / "bare.html").write_text("<!doctype html><body><p>no heading</p>")
+    pages, errors = looked_at(["wide.html", "bare.html"], tmp_path, tmp_path / "profile")
     assert [text.split(":")[0] for text in unfit(pages)] == [
         "wide.html at 390 px",
         "bare.html at 390 px",

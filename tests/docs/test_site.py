@@ -5,17 +5,16 @@ None of it needs mkdocs but the build itself, which is skipped where mkdocs is n
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 import textwrap
 from functools import cache
 from pathlib import Path
 from posixpath import dirname, normpath
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -28,8 +27,11 @@ from gradwire_lab.laws.subjects import check, held_to
 from scripts.doctest_blocks import fenced
 from scripts.pictures import PICTURES
 from scripts.site_pages import COPIED, EXPORT, NAV, ROOT, exports, generated, linked
+from tests.each import each
 from tests.runtime.meshes import needs_reduce_scatter
-from tests.test_readme import SURROUNDINGS
+
+together = pytest.mark.xdist_group("site")
+"""One worker makes all pages, once."""
 
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
 WRITTEN = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
@@ -48,6 +50,7 @@ def pages() -> dict[str, str]:
     return {path: linked(text, path) for path, text in (read | generated()).items()}
 
 
+@cache
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as mkdocs makes them."""
     heads = (re.sub(r"[^\w\s-]", "", head).strip().lower() for head in HEADING.findall(text))
@@ -64,15 +67,21 @@ def broken_links(path: str, text: str, known: dict[str, str]) -> list[str]:
     return found
 
 
+@cache
+def commands() -> dict[str, Any]:
+    """The command of each verb."""
+    return {verb: typer.main.get_command(app_of(found)) for verb, found in verbs().items()}
+
+
 def wrong_commands(text: str) -> list[str]:
     """Commands of a page whose verb, or one of whose options, is not there."""
     found = []
     for match in COMMAND.finditer(text):
         _, verb, *words = shlex.split((match[1] or match[2]).partition(" -- ")[0], comments=True)
-        if verb not in verbs():
+        if verb not in commands():
             found += [] if verb in ("NAME", "--version") else [match[0]]
             continue
-        command = typer.main.get_command(app_of(verbs()[verb]))
+        command = commands()[verb]
         if hasattr(command, "commands") and words:
             command = command.commands.get(words[0].strip(","))
         options = (
@@ -83,12 +92,14 @@ def wrong_commands(text: str) -> list[str]:
     return found
 
 
+@together
 def test_links_lead_to_pages_and_headings() -> None:
     assert [
         one for path, text in pages().items() for one in broken_links(path, text, pages())
     ] == []
 
 
+@together
 def test_each_picture_has_the_command_that_draws_it_beside_it() -> None:
     beside = re.compile(
         r"\(pictures/(\w+)\.png\)\n\nIn a checkout [^\n]*`python -m scripts\.pictures (\w+)`"
@@ -98,6 +109,7 @@ def test_each_picture_has_the_command_that_draws_it_beside_it() -> None:
     assert {path.stem for path in (ROOT / "docs" / "pictures").glob("*.png")} == {*PICTURES}
 
 
+@together
 def test_the_navigation_lists_every_page_once() -> None:
     listed = re.findall(r": (\S+\.md)$", NAVIGATION, re.M)
     expected = {path for path in pages() if not path.startswith("algorithms/")}
@@ -106,6 +118,7 @@ def test_the_navigation_lists_every_page_once() -> None:
     assert {*COPIED.values()} <= {*listed}
 
 
+@together
 def test_every_algorithm_has_a_page_with_its_settings_and_traits() -> None:
     index = pages()["algorithms/index.md"]
     trained = next(x for x in algorithm.tables(pages()["measured.md"]) if x.head[0] == "compressor")
@@ -123,6 +136,7 @@ def test_every_algorithm_has_a_page_with_its_settings_and_traits() -> None:
             )
 
 
+@together
 def test_the_command_line_s_page_has_every_verb_and_the_reference_every_name() -> None:
     commands = pages()["cli.md"]
     headings = HEADING.findall(commands)
@@ -135,18 +149,42 @@ def test_the_command_line_s_page_has_every_verb_and_the_reference_every_name() -
     assert [one for one in root if one not in shown and not one.strip().endswith(modules)] == []
 
 
-@pytest.mark.parametrize("name", [*WRITTEN, *COPIED])
+@together
+@each("name", sorted({*WRITTEN, *COPIED} - {"CHANGELOG.md"}))  # which tells what was
 def test_commands_are_there(name: str) -> None:
     folder = ROOT if name in COPIED else ROOT / "docs"
-    if name != "CHANGELOG.md":  # which tells what was
-        assert wrong_commands((folder / name).read_text(encoding="utf-8")) == []
+    assert wrong_commands((folder / name).read_text(encoding="utf-8")) == []
 
 
-PROGRAMS = {
-    name: [textwrap.dedent(code) for _, code in PROGRAM.findall((ROOT / "docs" / name).read_text())]
+SURROUNDINGS = """
+import torch
+from torch import nn
+make_model = lambda: nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 2))
+model = make_model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = [(torch.randn(4, 64), torch.tensor([0, 1, 0, 1]))] * 2
+loss = nn.functional.cross_entropy
+def one_step():
+    loss(model(batches[0][0]), batches[0][1]).backward()
+    optimizer.zero_grad()
+"""
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+WITH_PROGRAMS = {
+    name: (ROOT / "docs" / name).read_text(encoding="utf-8")
     for name in WRITTEN
     if name != "compll.md"  # whose programs are held to the laws: tests/dsl/test_docs.py
+} | {"README.md": README}
+PROGRAMS = {
+    name: [textwrap.dedent(code) for _, code in PROGRAM.findall(text)]
+    for name, text in WITH_PROGRAMS.items()
 }
+
+
+def test_readme_is_short_and_has_one_program() -> None:
+    assert len(PROGRAMS["README.md"]) == 1
+    assert "import gradwire as gw" in PROGRAMS["README.md"][0]
+    assert "gw.attach(model" in PROGRAMS["README.md"][0]
+    assert len(README.splitlines()) <= 110
 
 
 @pytest.mark.parametrize(
@@ -160,7 +198,7 @@ PROGRAMS = {
 def test_the_programs_of_a_page_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of a page in one run, one behind the other, with README's model and batches."""
+    """All of a page in one run, one behind the other, with a model and batches."""
     monkeypatch.chdir(tmp_path)
     text = "\n".join(PROGRAMS[name])
     launched = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
@@ -168,7 +206,8 @@ def test_the_programs_of_a_page_run(
     for variable, value in launched.items() if "init_process_group" in text else ():
         monkeypatch.setenv(variable, value)
     program = tmp_path / "program.py"
-    program.write_text(f"{SURROUNDINGS}import gradwire as gw\n{text}", encoding="utf-8")
+    imported = "" if name == "README.md" else "import gradwire as gw\n"
+    program.write_text(f"{SURROUNDINGS}{imported}{text}", encoding="utf-8")
     try:
         runpy.run_path(str(program))
     finally:
@@ -185,30 +224,22 @@ def test_the_algorithms_of_a_page_keep_their_laws(
     monkeypatch.setitem(sys.modules, module.__name__, module)  # where a dataclass looks names up
     exec("\n".join([SURROUNDINGS, *PROGRAMS["own.md"]]), vars(module))
     found = getattr(module, name)
-    for held in held_to(found() if isinstance(found, type) else found):
-        assert [verdict for verdict in check(held) if verdict.found] == []
+    held, *_ = held_to(found() if isinstance(found, type) else found)  # others are of its pairs
+    assert [verdict for verdict in check(held) if verdict.found] == []
 
 
+@together
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(
-    tmp_path: Path,
-) -> None:
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed: make docs")
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(
-        build, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site: Path) -> None:
     built = {
-        path.relative_to(tmp_path).with_suffix(".md").as_posix(): path
-        for path in tmp_path.rglob("*.html")
+        path.relative_to(site).with_suffix(".md").as_posix(): path for path in site.rglob("*.html")
     }
     assert {*built} - {"404.md"} == {*pages()}
     for path in built.values():
         assert LOADED.findall(path.read_text(encoding="utf-8")) == [], path
 
 
+@together
 def test_the_rules_bite() -> None:
     known = {"start": "# One thing, or two\n", "deep/own": ""}
     heading = "../start#one-thing-or-two"
