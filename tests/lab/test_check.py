@@ -28,10 +28,8 @@ pytestmark = pytest.mark.slow
 
 Run = Callable[..., Ended]
 
-ROOT = Path(__file__).parents[2]
 TEXTS = Path(__file__).parents[1] / "lab"
-ENCODE, DECODE = str(TEXTS / "terngrad.compll"), str(TEXTS / "terngrad_decode.compll")
-FIGURE = (ENCODE, "--with", DECODE, "--set", "bitwidth=2")
+ENCODE = str(TEXTS / "terngrad.compll")
 
 COMPRESSOR = """
 import torch
@@ -41,23 +39,6 @@ from gradwire.compress.none import none
 class loses_the_sign(none):
     def decode(self, payload, out_N, *, scale=1.0):
         return super().decode(payload, out_N, scale=scale).abs_()
-"""
-EXCHANGE = """
-from dataclasses import dataclass
-from gradwire import Exchange
-from gradwire.contract.verbs import AllReduce
-
-
-@dataclass(frozen=True)
-class leaves_rank_1_behind(Exchange):
-    def init(self, spec, world):
-        return None
-
-    def run(self, rank, world, state, grad_N):
-        mean_N = grad_N / world
-        yield AllReduce(mean_N)
-        mean_N += rank == 1
-        return mean_N, grad_N.to(mean_N.dtype), state
 """
 COLLECTIVE = """
 from tests.laws.broken_collectives import sends_before_it_receives as sends_first
@@ -75,22 +56,6 @@ def doubles(profile, cluster) -> gw.Plan:
     plan = wfbp(profile, cluster)
     return plan.model_copy(update={"messages": (*plan.messages, *plan.messages[-1:])})
 """
-OWN = """
-from gradwire.dsl.language import *
-from gradwire.dsl.program import Program
-
-
-class halved(Program{traits}):
-    block: int = 64
-
-    def encode(self, gradient):
-        top = reduce(map(gradient, abs), greater)
-        return concat(top=top, signs=map(gradient, lambda x: uint1(x >= 0)))
-
-    def decode(self, compressed):
-        top, signs = extract(compressed)
-        return map(signs, lambda sign: where(sign == 1, {value}, -{value}))
-"""
 
 
 def own(folder: Path, text: str) -> str:
@@ -105,7 +70,6 @@ def rows_of(ended: Ended) -> dict[str, dict[str, Any]]:
 
 BROKEN = [
     (COMPRESSOR, "lossless_means_bit_equal", ", 1 elements, ", "own dtype"),
-    (EXCHANGE, "same_bits_on_every_rank", "5 ranks, 1 elements, float32, seed 5", "merge in one"),
     (COLLECTIVE, "never_deadlocks", "2 ranks, 0 elements, float32, seed 0", "(Send(...), Recv"),
     (PLANNER, "every_element_is_sent_once", "layers of", "cover each tensor"),
 ]
@@ -130,8 +94,8 @@ def test_the_broken_law_its_input_and_what_to_do(
 
 
 @pytest.mark.smoke
-def test_the_compressor_of_the_examples_keeps_all(gradwire: Run) -> None:
-    ended = gradwire("check", str(ROOT / "examples" / "own_compressor.py"), "--json")
+def test_a_compressor_that_keeps_all(gradwire: Run) -> None:
+    ended = gradwire("check", "cast16", "--json")
     assert ended.code == 0
     found = rows_of(ended)
     assert {row["verdict"] for row in found.values()} == {"holds", "not asked"}
@@ -139,12 +103,6 @@ def test_the_compressor_of_the_examples_keeps_all(gradwire: Run) -> None:
     assert found["residual_holds_what_is_missing"]["num_inputs"] > 30
     assert found["nothing_is_lost_or_made"]["num_inputs"] == 9
     assert any("not tried" in note for note in json.loads(ended.out)["notes"])
-
-
-@pytest.mark.parametrize("name", ["powersgd", "ring", "mgwfbp"])
-def test_shipped_ones_by_name_keep_all(gradwire: Run, name: str) -> None:
-    """An exchange of its own, a collective and a planner."""
-    assert gradwire("check", name).code == 0
 
 
 PAIR = gw.pair(gw.compress.topk(density=0.3), gw.collective.allgather_sparse())
@@ -183,11 +141,6 @@ def test_what_raises_is_told_with_its_line(gradwire: Run, tmp_path: Path) -> Non
     [
         (("terngard",), "did you mean 'terngrad'"),
         ((ENCODE, "--set", "bitwidth=2"), "pass decode's text too"),
-        ((*FIGURE, "--trait", "unbaised"), "unbaised"),
-        (("tbq", "--trait", "unbiased"), "given with a .compll"),
-        (("tbq", "--set", "level=3"), "there are: block, threshold"),
-        (("nowhere.compll",), "a file that can be read"),
-        (("nowhere.py",), "a file that runs"),
     ],
 )
 def test_a_users_mistake_is_code_2(gradwire: Run, words: tuple[str, ...], message: str) -> None:

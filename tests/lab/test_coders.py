@@ -18,16 +18,13 @@ from gradwire.dsl.ir import DType
 from gradwire.dsl.language import (
     Compressed,
     Vector,
-    add,
     concat,
     extract,
     filter,
     indices,
     map,
-    reduce,
     size,
     uint1,
-    uint2,
     uint_3,
     where,
 )
@@ -57,7 +54,7 @@ def by(cpp: bool) -> Iterator[None]:
 # ---- five codes a byte -------------------------------------------------------------------------
 
 
-@each("numel", [0, 1, 12, 13, 14, 63, 64, 65, 76, 77, 200])
+@each("numel", [0, 1, 13, 14, 64, 65, 77, 200])
 def test_codes_of_three_values_lie_five_in_a_byte(numel):
     codes_N = (torch.arange(numel) * 7919 % 3).int()
     bytes_U = to_bytes(codes_N, DType.UINT_3)
@@ -68,28 +65,6 @@ def test_codes_of_three_values_lie_five_in_a_byte(numel):
         want[13 * group + within % 13] += code * 3 ** (within // 13)
     assert bytes_U.tolist() == want
     assert torch.equal(from_bytes(bytes_U, DType.UINT_3, numel), codes_N)
-
-
-class thirds(Program):
-    """-1, 0 or 1 by the sign, and whatever three values a byte holds back."""
-
-    def encode(self, gradient: Vector) -> Compressed:
-        signs = map(gradient, lambda x: uint_3(where(x > 0, 1, where(x < 0, 2, 0))))
-        return concat(signs=signs, count=size(gradient))
-
-    def decode(self, compressed: Compressed) -> Vector:
-        return map(extract(compressed)[0], lambda sign: where(sign == 2, -1, sign))
-
-
-@compiled
-@each("numel", [1, 13, 14, 64, 65, 200, 1000])
-def test_they_have_the_same_bytes_in_cpp(numel):
-    grad_N = make_gradient("ties", numel, torch.float32)
-    payload, _ = thirds(block=128).encode(None, grad_N)
-    with reference_only():
-        reference, _ = thirds(block=128).encode(None, grad_N)
-    assert same_bits(payload.buffer, reference.buffer)
-    assert torch.equal(thirds(block=128).decode(payload, torch.empty(numel)), grad_N.sign())
 
 
 # ---- zero runs ---------------------------------------------------------------------------------
@@ -114,12 +89,9 @@ def coded(plain_U: Tensor, block_bytes: int = BLOCK_BYTES) -> tuple[Tensor, Tens
 @each(
     "plain, want",
     [
-        ([5], [5]),
         ([0], [0]),
         ([242, 0, 1], [242, 0, 1]),
-        ([0, 0], [243]),
         ([7, *13 * [0], 7], [7, 254, 7]),
-        (14 * [0], [255]),
         (15 * [0], [255, 0]),
         ([*16 * [0], 1], [255, 243, 1]),
         ([1, *28 * [0]], [1, 255, 252, 244]),  # a run ends with its block of 26 bytes
@@ -219,8 +191,6 @@ def ones(gradient: Vector) -> Vector:
 
 REFUSED = {
     "floats": (lambda self, g: concat(q=zero_run(g)), "convert its elements to uint_3"),
-    "bits": (lambda self, g: concat(q=zero_run(map(g, lambda x: uint2(x)))), "to uint_3"),
-    "a scalar": (lambda self, g: concat(q=zero_run(reduce(g, add))), "map first"),
     "a selection": (
         lambda self, g: concat(q=zero_run(filter(ones(g), lambda x: x == 1))),
         "map first",

@@ -67,7 +67,6 @@ def test_a_shipped_program_and_a_file_of_yours(gradwire: Run, tmp_path: Path) ->
 @each(
     "words, message",
     [
-        (("show", "cast16"), "written in the language"),
         (("show", "powersgd"), "written in the language"),
         (("show", "terngard"), "did you mean 'terngrad'"),
         (("show", ENCODE), "bitwidth"),

@@ -12,7 +12,6 @@ from gradwire.planning.data.plan import Chunk, Plan, PlannedMessage
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
-from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planning.account import Account, Wait
 from gradwire_lab.planning.explain import alternatives, explain
@@ -70,12 +69,6 @@ def test_waits_add_up_to_what_is_exposed_and_no_plan_is_below_the_bound() -> Non
             assert account.iteration_s >= account.bound_s * (1 - 1e-12)
 
 
-def test_a_plan_that_reaches_the_bound() -> None:
-    alone = profile_of(([64], 2.0, 1.0))
-    account = Account.of(wfbp(alone, FREE), alone, FREE)
-    assert account.bound_s == account.iteration_s == 1.0 + 4.0 + 2.0
-
-
 def test_what_a_message_hides_behind() -> None:
     account = Account.of(_plan(T1, T0), TWO, FREE)
     assert account.hidden_behind(0) == ("backward of layer0", 0.5)
@@ -93,12 +86,6 @@ def test_idle_though_ready_is_the_head_of_the_lines_doing() -> None:
     assert "stands idle for 8.00 s while gradients are ready: message 0 is next" in said
     assert "Nothing is sent before the backward pass has ended" in said
     assert Account.of(wfbp(late, FREE), late, FREE).idle_though_ready() == (0.0, -1)
-
-
-def test_a_message_is_ready_with_its_slowest_gradient() -> None:
-    both = PlannedMessage(chunks=(*T0.chunks, *T1.chunks))
-    assert run_on_clock(_plan(T1, T0), TWO, FREE).ready_s == [1.0, 1.5]
-    assert run_on_clock(_plan(both), TWO, FREE).ready_s == [1.5]
 
 
 def test_said_figures_are_the_models() -> None:

@@ -12,8 +12,6 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract import Member, State
 from gradwire.contract.spec import TensorSpec
-from gradwire.contract.verbs import Steps
-from gradwire.errors import Deadlock
 from gradwire.exchange.local import drive
 from gradwire.exchange.sparse_schemes import schemes
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme, scheme_of, with_measured_scheme
@@ -76,23 +74,3 @@ def test_choices_are_those_of_the_formulas() -> None:
     }
     assert found == names
     assert scheme_of(0, 0, 1, torch.float32, 0.0, 4) in names
-
-
-class Selfish(MeasuredScheme):
-    """Notes what its own rank took, which the others do not know."""
-
-    def _note(
-        self, me: Member, noted_T: tuple[Tensor, ...], noted: Tensor, grad_N: Tensor
-    ) -> Steps[None]:
-        assert me.selection is not None
-        own = me.selection.selected / grad_N.numel()
-        noted_T[0].copy_(noted + torch.tensor([1.0, own, me.selection.arrived / grad_N.numel()]))
-        yield from ()
-
-
-def test_a_choice_of_one_rank_alone_is_caught() -> None:
-    grads = [taken(rank, shared=True, count=(5, 100_000)[rank % 2]) for rank in range(WORLD)]
-    sound = measured(gw.compress.nonzero(), num_steps=1)
-    ways(sound, grads, 2)
-    with pytest.raises(Deadlock):
-        ways(Selfish(sound.inner, 1), grads, 2)

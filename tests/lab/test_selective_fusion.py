@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise, product
 
@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.data.plan import DENSE, Plan
+from gradwire.planning.data.plan import DENSE
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.planning.planner.wfbp import wfbp
-from gradwire.planning.planner_settings import Planner
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
@@ -49,13 +48,6 @@ OTHERS = (
 )
 
 
-def law_never_slower_than(others: Sequence[Planner], profile: Profile, cluster: Cluster) -> None:
-    own_s = iteration_s(selective_fusion(profile, cluster), profile, cluster)
-    for other in others:
-        other_s = iteration_s(other(profile, cluster), profile, cluster)
-        assert own_s <= other_s * (1 + 1e-9), other
-
-
 @pytest.mark.smoke
 @bounded(15)
 @given(
@@ -70,29 +62,11 @@ def test_never_slower_than_the_others(
     cluster = cluster_of(num_ranks=num_ranks, rate=rate)
     line = LineFit(alpha_s=0.0, per_unit_s=merge)
     codec = CodecFit(encode=cluster.codecs["dgc"].encode, decode=line, merge=line)
-    law_never_slower_than(
-        OTHERS, profile, cluster.model_copy(update={"codecs": {"dgc": codec, "selective": codec}})
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["vgg16", "bert_base"])
-@pytest.mark.parametrize("rate", [1.25e8, 1.25e9, 1.25e10])
-def test_never_slower_on_models(name: str, rate: float) -> None:
-    law_never_slower_than(OTHERS, catalogue.load(name), cluster_of(rate=rate))
-
-
-def test_the_law_bites() -> None:
-    """A plan that is faster than ours, as it sends a tenth, is found out."""
-    profile, cluster = profile_of(([10**6], 0.1, 0.1)), cluster_of(rate=1e6)
-
-    def of_a_tenth(profile: Profile, cluster: Cluster) -> Plan:
-        plan = selective_fusion(profile, cluster, density=0.001)
-        return plan.model_copy(update={"planner": "sends a tenth"})
-
-    law_never_slower_than([selective_fusion], profile, cluster)
-    with pytest.raises(AssertionError):
-        law_never_slower_than([of_a_tenth], profile, cluster)
+    cluster = cluster.model_copy(update={"codecs": {"dgc": codec, "selective": codec}})
+    own_s = iteration_s(selective_fusion(profile, cluster), profile, cluster)
+    for other in OTHERS:
+        other_s = iteration_s(other(profile, cluster), profile, cluster)
+        assert own_s <= other_s * (1 + 1e-9), other
 
 
 def cost_of(profile: Profile, cluster: Cluster, density: float = 0.01) -> MixedCost:
@@ -174,7 +148,6 @@ def test_small_models_are_planned_nearly_as_well_as_they_can_be() -> None:
     assert sum(one < 1e-9 for one in over) > 15
 
 
-@pytest.mark.slow
 def test_something_of_every_tensor_is_sent_if_so_asked_for() -> None:
     """One vector of several tensors may lack one of them."""
     profile, cluster = catalogue.load("resnet152"), cluster_of()

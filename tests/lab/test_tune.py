@@ -36,20 +36,10 @@ def test_search_holds_settings_and_their_defaults(name: str) -> None:
         assert values.low <= default <= values.high
 
 
-SLOW = ("secopa",)
-"""Planners of which each try is simulated with all ranks."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-        for name in names("planner")
-    ],
-)
+@each("name", sorted({*names("planner")} - {"secopa"}))  # each try of which takes seconds
 def test_tuned_is_never_worse_than_the_defaults(name: str) -> None:
     draw = random.Random(5)
-    for _ in range(5):
+    for _ in range(3):
         profile, cluster, _ = random_instance(draw, draw.randint(2, 8))
         tuned = tune(name, profile, cluster, trials=6)
         default = load("planner", name)(profile, cluster)

@@ -21,7 +21,7 @@ from tests.planning.profiles import (
 def test_the_extensions_never_make_it_longer_and_sometimes_much_shorter(credit: int) -> None:
     draw = random.Random(11)
     gains = []
-    for _ in range(60):
+    for _ in range(30):
         profile, cluster, basic_bytes = random_instance(draw, draw.randint(1, 10))
         papers = usbyte(profile, cluster, basic_partition_bytes=basic_bytes)
         extended = usbyte_extended(

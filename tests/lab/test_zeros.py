@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -99,28 +99,21 @@ def test_what_a_sparsifier_takes() -> None:
         measure_sparsity(model, steps(model), compressor="onebit")
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    try:
-        yield ranks
-    finally:
-        ranks.close()
-
-
-def among_ranks(rank: int, world: int, wrapped: bool) -> str:
-    model: nn.Module = Model()
-    if wrapped:
-        model.rows.sparse = False  # type: ignore[union-attr]
-        model = DistributedDataParallel(model)
-    return measure_group_sparsity(model, steps(model, seed=rank), num_gradients=5).to_json()
+def among_ranks(rank: int, world: int) -> str:
+    model = Model()
+    model.rows.sparse = False
+    wrapped = DistributedDataParallel(model)
+    return measure_group_sparsity(wrapped, steps(wrapped, seed=rank), num_gradients=5).to_json()
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "ddp"])
-def test_ranks_share_the_work_and_return_the_same(wrapped: bool, pair: Ranks) -> None:
+def test_ranks_share_the_work_and_return_the_same() -> None:
     """Each brings its own batches; under DDP too, whose means would overlap wholly."""
-    one, other = (SparsityProfile.parse(text) for text in pair.run(among_ranks, wrapped))
+    ranks = Ranks(2)
+    try:
+        one, other = map(SparsityProfile.parse, ranks.run(among_ranks))
+    finally:
+        ranks.close()
     assert one == other
     assert one.num_gradients == 6
     draws = [torch.Generator().manual_seed(rank) for rank in range(2)]
