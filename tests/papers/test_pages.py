@@ -8,8 +8,7 @@ import pytest
 
 from papers import names, page
 from papers.frame import Item
-
-pytestmark = pytest.mark.slow
+from tests.each import each
 
 PRINTED = {
     "deft": (10, 2),
@@ -29,7 +28,7 @@ def missing(contents: tuple[Item, ...], num_figures: int, num_tables: int) -> se
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("name", names())
+@each("name", names())
 def test_every_table_and_figure_is_listed_once(name: str) -> None:
     contents = page(name).contents
     assert missing(contents, *PRINTED[name]) == set()
@@ -38,20 +37,9 @@ def test_every_table_and_figure_is_listed_once(name: str) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("name", names())
-def test_every_figure_here_shows_something_listed(name: str) -> None:
+@each("name", names())
+def test_what_is_reproduced_is_a_figure_here_and_others_say_why(name: str) -> None:
     paper = page(name)
     named = [figure for one in paper.contents for figure in one.figures]
     assert sorted(named) == sorted(figure.name for figure in paper.figures)
-
-
-@pytest.mark.parametrize("name", names())
-def test_what_is_not_reproduced_says_why(name: str) -> None:
-    assert [one.place for one in page(name).contents if not one.figures and not one.why] == []
-
-
-def test_the_rule_sees_gaps() -> None:
-    contents = page("deft").contents
-    assert missing(contents[1:], 10, 2) == {"figure 1"}
-    assert missing(contents, 10, 3) == {"table 3"}
-    assert missing(contents, 9, 2) == {"figure 10"}
+    assert [one.place for one in paper.contents if not one.figures and not one.why] == []

@@ -53,7 +53,7 @@ from papers.zen import schemes as zen_schemes
 from papers.zen import speed as zen_speed
 from papers.zen import training as zen_training
 
-SEEDS = 40
+SEEDS = 20
 SAME = 0.5
 """The value of every figure of a row without an effect."""
 GAINS = ("fraction_over_", "fraction_gained")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gradwire_bench.workloads.task import TrainingTask, class_loss
-from papers.frame import Findings
 from papers.zen import captures as zen_captures
 from papers.zen import sparsity as zen_sparsity
 from papers.zen.captures import Source, captured
-from tests.papers.figures import ask
-from tests.papers.zen_small import RANKS, by_name
+from tests.papers.small import RANKS, Measured, ask
 
 pytestmark = pytest.mark.slow
 
@@ -56,9 +55,8 @@ def test_a_capture_holds_the_rows_that_each_rank_touched() -> None:
     assert [one.tolist() for one in found.units] == [[0, 7, step], [1, 7, step], [2, 7, step]]
     assert (found.num_units, found.width, found.numel) == (50, 4, 200)
     assert found.density == pytest.approx(0.06)
-    assert found.elements(1)[0].tolist() == [
-        *range(4), *range(28, 32), *range(4 * step, 4 * step + 4)
-    ]  # fmt: skip
+    elements = [4 * unit + i for unit in (0, 7, step) for i in range(4)]
+    assert found.elements(1)[0].tolist() == elements
 
 
 def test_captures_are_kept_and_made_anew_for_more_ranks(
@@ -90,12 +88,17 @@ def test_sparsity_is_kept_as_a_profile_and_read_back(folder: Path) -> None:
     assert (units.width, units.num_units, units.density) == (16, 2000, pytest.approx(0.02))
 
 
-def test_zipfs_law_is_skewed_and_shares_much(small: dict[str, Findings]) -> None:
-    row = by_name(small["figure3a"])["lstm"]
-    assert row["fraction_1"] == max(float(str(row[f"fraction_{i}"])) for i in range(1, 9))
-    assert sum(float(str(row[f"fraction_{i}"])) for i in range(1, 9)) == pytest.approx(1)
-    skews = by_name(small["figure3b"])["lstm"]
-    assert float(str(skews["skewness_128"])) > float(str(skews["skewness_8"])) > 3
-    ratios = by_name(small["figure2b"])["lstm"]
-    assert 1 < float(str(ratios["densification_2"])) < float(str(ratios["densification_32"])) < 32
+def test_zipfs_law_is_skewed_and_shares_much(measured: Measured) -> None:
+    def of_lstm(figure: str) -> dict[str, Any]:
+        rows = measured("zen", figure).rows
+        return next(dict(row) for row in rows if row["name"] == "lstm")
+
+    row = of_lstm("figure3a")
+    shares = [row[f"fraction_{i}"] for i in range(1, 9)]
+    assert shares[0] == max(shares)
+    assert sum(shares) == pytest.approx(1)
+    skews = of_lstm("figure3b")
+    assert skews["skewness_128"] > skews["skewness_8"] > 3
+    ratios = of_lstm("figure2b")
+    assert 1 < ratios["densification_2"] < ratios["densification_32"] < 32
     assert "densification_64" not in ratios  # it would be extrapolated

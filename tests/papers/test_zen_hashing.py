@@ -12,36 +12,22 @@ from hypothesis import strategies as st
 
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_lab.hashing import algorithm_1
-from papers.frame import Findings
 from papers.zen import balance as zen_balance
 from papers.zen import formats as zen_formats
 from papers.zen import hashing as zen_hashing
-from tests.papers.zen_small import by_name, claim_of
+from tests.papers.small import Measured
 
 pytestmark = pytest.mark.slow
 
-# Theorem 2
 
-
-def test_hashed_parts_are_balanced_and_ranges_are_not(small: dict[str, Findings]) -> None:
-    rows = by_name(small["theorem2"])
-    assert claim_of(small["theorem2"].claims, "probability").agrees is True
+def test_hashed_parts_are_balanced_and_ranges_are_not(
+    measured: Measured,
+) -> None:
+    rows = {str(row["name"]): row for row in measured("zen", "theorem2").rows}
     assert rows["all in front, 16 ranks"]["push_by_ranges"] == 16
     for row in rows.values():
         for way in zen_balance.WAYS:
             assert row[f"{way}_imbalance"] <= row[f"{way}_bound"]  # type: ignore[operator]
-
-
-def test_a_part_beyond_the_bound_fails_the_theorem(small: dict[str, Findings]) -> None:
-    first, *rest = small["theorem2"].rows
-    assert isinstance(first["push_bound"], float)
-    worse = {**first, "push_imbalance": 1.01 * first["push_bound"]}
-    assert claim_of(zen_balance.claims([worse, *rest]), "probability").agrees is False
-    uneven = {**first, "of": "elements", "pull_imbalance": 1.2}
-    assert claim_of(zen_balance.claims([uneven]), "practical").agrees is False
-
-
-# Figure 16
 
 
 @given(
@@ -72,24 +58,6 @@ def test_what_is_counted_is_what_the_kernel_does(monkeypatch: pytest.MonkeyPatch
     share = (spill.serial + spill.fallback) / entries.indices_K.numel()
     assert share == pytest.approx(counted.serial_share, abs=0.015)
     assert share > 0
-
-
-def test_on_a_gpu_the_kernel_is_timed_with_the_memory_of_the_row(
-    monkeypatch: pytest.MonkeyPatch, small: dict[str, Findings]
-) -> None:
-    asked: list[dict[str, int]] = []
-    monkeypatch.setattr(algorithm_1, "algorithm_1", lambda *_, **memory: asked.append(memory))
-    entries = zen_hashing._entries(10_000, "cpu")
-    assert zen_hashing.kernel_s(entries, 10_000, 1.5, 2) >= 0
-    expected = {"rehashes": 2, "parallel": round(1.5 * entries.indices_K.numel())}
-    assert asked == [expected] * (zen_hashing.GPU_REPEATS + 1)
-    v100, other = "Tesla V100-SXM2-32GB", "another"
-    for seconds, gpu, agrees in ((5e-3, v100, True), (8e-3, v100, False), (1e-3, other, None)):
-        rows = [{**row, "gpu_s": seconds, "gpu": gpu} for row in small["figure16"].rows]
-        assert claim_of(zen_hashing.claims(rows), "around 6 ms").agrees is agrees
-
-
-# Figure 17a
 
 
 def test_sizes_are_those_of_the_formulas() -> None:

@@ -1,20 +1,20 @@
-"""What the schemes send and how fast that is: figures 8, 15 and 17b."""
+"""What the schemes send, how fast, and with which losses: figures 8, 15 and 18."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gradwire.collective.allgather_sparse import allgather_sparse
+from gradwire.compress.topk import topk
+from gradwire.exchange.pair import pair
 from gradwire.kernels.sparse.permutation import Permutation
-from papers.frame import Findings, Row
-from papers.zen import speed as zen_speed
-from papers.zen.captures import Capture, captured
+from papers.zen.losses import figure18
 from papers.zen.volumes import (
     ENTRY_BYTES,
     Traffic,
@@ -24,12 +24,9 @@ from papers.zen.volumes import (
     sparcml_bytes,
     union,
 )
-from tests.papers.figures import ask
-from tests.papers.zen_small import MODELS, speed_rows
+from tests.papers.small import LOSSES, Measured, ask
 
 pytestmark = pytest.mark.slow
-
-# Figure 8
 
 Sets = list[set[int]]
 
@@ -84,35 +81,25 @@ def pulled_by_all(sets: list[Tensor], numel: int) -> int:
     return Traffic.of(sets, numel).pull_bytes(ENTRY_BYTES)
 
 
-def test_ranges_carry_skew_and_hashed_parts_do_not(small: dict[str, Findings]) -> None:
-    for row in small["figure8"].rows:
+def test_ranges_carry_skew_and_hashed_parts_do_not(
+    measured: Measured,
+) -> None:
+    for row in measured("zen", "figure8").rows:
         times = {key: float(str(row[key])) for key in ("sparse_ps", "balanced", "without_index")}
         assert times["without_index"] < times["balanced"] < times["sparse_ps"]
-    rows = [row for row in small["figure8"].rows if row["model"] == "lstm"]
-    for key in ("agsparse", "sparcml", "balanced"):
-        fewer, more = (float(str(row[key])) for row in rows)
-        assert fewer < more
 
 
-# Figures 15 and 17b
-
-
-def test_figure_15_measures_the_captures_of_all_models(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_schemes_that_lose_nothing_have_the_same_losses_and_others_are_found(
+    measured: Measured,
 ) -> None:
-    asked = []
-
-    def run(bench: object, report: object) -> tuple[Row, ...]:
-        asked.append(bench)
-        found = [Capture.read(path) for path in bench.paths]  # type: ignore[attr-defined]
-        assert [len(one.units) for one in found] == [4, 4]
-        lstm, transformer = (captured(ask(folder), name, 32) for name in MODELS)
-        assert found[0].units[1].tolist() == sorted(set(np.concatenate(lstm.units[8:16]).tolist()))
-        assert found[1].units[1].tolist() == transformer.units[1].tolist()
-        return speed_rows()
-
-    monkeypatch.setattr(zen_speed, "run", run)
-    links = zen_speed.Links(4, 1e6, 1)
-    found = zen_speed.figure15(ask(folder), MODELS, links)
-    assert found.rows == speed_rows()
-    assert [bench.hosts for bench in asked] == [4]  # type: ignore[attr-defined]
+    found = measured("zen", "figure18")
+    assert [claim.agrees for claim in found.claims] == [True, True]
+    for sparsity in ("natural", "sparsified"):
+        rows = [row for row in found.rows if row["sparsity"] == sparsity]
+        assert len({row["first_loss"] for row in rows}) == 1
+        assert all(float(str(row["last_loss"])) < float(str(row["first_loss"])) for row in rows)
+    lossy = pair(topk(density=0.01), allgather_sparse())
+    part = replace(LOSSES[0], exchanges={**LOSSES[0].exchanges, "lossy": lossy})
+    (claim,) = figure18(ask(), (part,), num_steps=5).claims
+    assert claim.agrees is False
+    assert claim.why

@@ -14,7 +14,7 @@ from papers.zen import training
 from papers.zen import training_model as model_of
 from papers.zen.training import PARTS, Part
 from tests.bench.testbed.forked import fork_ranks
-from tests.papers.figures import ask
+from tests.papers.small import ask
 
 pytestmark = pytest.mark.slow
 
@@ -47,19 +47,13 @@ def test_a_sparsified_model_travels_in_buckets() -> None:
         assert whole[scheme] == pytest.approx(2 * half[scheme], rel=1e-3)
 
 
-SMALL = {
-    "figure11": {"vocabulary": 200, "embedding": 16, "hidden": 8, "num_held_out": 8},
-    "figure13": {"vocabulary": 200, "width": 8, "num_held_out": 8},
-}
+SIZES = {"vocabulary": 200, "embedding": 16, "hidden": 8, "num_held_out": 8}
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_every_scheme_trains_alike_for_real(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_scheme_trains_alike_for_real(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part: Part = replace(
-        PARTS[name],
-        own=replace(PARTS[name].own, sizes=SMALL[name]),
+        PARTS["figure11"],
+        own=replace(PARTS["figure11"].own, sizes=SIZES),
         hosts={True: (2,)},
         num_steps={True: 2},
     )
@@ -75,6 +69,6 @@ def test_every_scheme_trains_alike_for_real(
     [row], _ = training.measured(ask(folder), part)
     assert row["kind"] == "measured"
     assert 0 < float(str(row["fraction_computing"])) < 1
-    own = [losses[scheme] for scheme in training.SCHEMES if name == "figure11" or scheme != "dense"]
+    own = [losses[scheme] for scheme in training.SCHEMES]
     for other in own[1:]:
         assert other == pytest.approx(own[0], rel=1e-4)
