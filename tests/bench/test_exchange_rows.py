@@ -1,4 +1,4 @@
-"""Rows of ``bench exchange``: which exchanges there are, and what is worked out from seconds."""
+"""``bench exchange``: which exchanges there are, what rows say, and bytes of a run for real."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gradwire.contract.registry import load, names
 from gradwire.exchange.by_name import exchange_for
 from gradwire_bench.micro import exchange
 from gradwire_bench.micro.exchange_rank import EXCHANGES, TORCH
+from tests.bench.testbed.forked import fork_ranks
 
 BENCH = exchange.ExchangeBench(hosts=2, rate_bytes_per_s=1000.0, numel=90, repeats=2)
 
@@ -37,13 +38,14 @@ def test_every_compressor_is_measured_as_it_comes() -> None:
 @pytest.mark.smoke
 def test_bytes_are_means_over_ranks_and_the_floor_is_the_busiest_rank() -> None:
     """90 float32 in chunks of 48 and 42 around a ring of two: each rank sends both."""
-    row = rows(shaped=True)["ring"]
+    found = rows(shaped=True)
+    row = found["ring"]
     assert row["formula_bytes_per_step"] == 360
     assert row["wire_bytes_per_step"] == 200
     assert (row["num_hosts"], row["link_bytes_per_s"], row["numel"]) == (2, 1000.0, 90)
     stated = EXCHANGES["onebit-casync_ring"].wire_bytes(exchange.message_spec(90), 2)
     assert stated is not None
-    row = rows(shaped=True)["onebit-casync_ring"]
+    row = found["onebit-casync_ring"]
     assert row["formula_bytes_per_step"] == pytest.approx(sum(stated) / 2)
     assert row["floor_s"] == pytest.approx(max(stated) / 1000)
     assert row["time_vs_floor"] == pytest.approx(2.0 / row["floor_s"])
@@ -56,3 +58,17 @@ def test_on_hosts_of_several_ranks_each_exchange_has_two_rows() -> None:
     assert exchange._stated_bytes("dense", bench) == []
     shares = exchange._stated_bytes("dense-on_hosts", bench)
     assert shares == [4 * bench.numel] * 2  # two hosts: all-reduces of each half, both ways
+
+
+@pytest.mark.multi
+def test_ranks_send_the_bytes_that_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_ranks(monkeypatch, exchange)
+    bench = exchange.ExchangeBench(hosts=2, numel=100_000, repeats=1, only=("onebit",))
+    torchs, dense, onebit = exchange.run(bench, lambda fraction, what: None)
+    assert [row["name"] for row in (torchs, dense, onebit)] == [TORCH, "dense", "onebit"]
+    for row in (dense, onebit):
+        stated = float(str(row["formula_bytes_per_step"]))
+        assert stated <= float(str(row["wire_bytes_per_step"])) < 1.1 * stated + 10_000
+    assert float(str(onebit["wire_bytes_per_step"])) < 0.1 * float(
+        str(dense["wire_bytes_per_step"])
+    )

@@ -21,16 +21,6 @@ SPECIMENS = Path(__file__).parent / "specimens"
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 
 
-def cells(matrix: Matrix) -> dict[str, dict[str, Cell]]:
-    return {name: found for name, (_, found) in run(matrix).items()}
-
-
-@pytest.mark.multi
-def test_a_program_that_works_has_the_bits_of_ddp() -> None:
-    found = cells(Matrix(only=("multigpu_torchrun",), exchanges=("none",)))
-    assert found == {"multigpu_torchrun": {"none": Cell("same")}}
-
-
 @pytest.mark.multi
 def test_a_program_that_drifts_in_silence_is_found() -> None:
     found = run(Matrix(SPECIMENS, ("drifts",), ("none",)))
@@ -41,7 +31,7 @@ def test_a_program_that_drifts_in_silence_is_found() -> None:
 @pytest.mark.slow
 @pytest.mark.multi
 def test_a_program_that_forgets_residuals_is_found() -> None:
-    found = cells(Matrix(SPECIMENS, ("forgets",), ("none", "topk")))["forgets"]
+    found = run(Matrix(SPECIMENS, ("forgets",), ("none", "topk")))["forgets"][1]
     assert found["none"] == Cell("same")
     assert found["topk"].verdict == "WRONG"
     assert found["topk"].text.endswith("of rank 0 ends otherwise after a resume")
@@ -51,8 +41,8 @@ def test_a_program_that_forgets_residuals_is_found() -> None:
 @pytest.mark.multi
 @pytest.mark.timeout(300)
 def test_more_programs() -> None:
-    asked = ("nanogpt", "gan", "complex_waves", "sparse_embeddings")
-    found = run(Matrix(only=asked, exchanges=("none", "4 bits", "plan"), seed=3))
+    asked = ("gan", "sparse_embeddings")
+    found = run(Matrix(only=asked, exchanges=("4 bits", "plan"), seed=3))
     assert not is_wrong(found), markdown(found)
     assert found["gan"][1]["plan"].overlapped > 0
     refused = found["sparse_embeddings"][1]["plan"]
@@ -68,11 +58,9 @@ GOOD = ProgramEnd({"w": "1"}, num_attached=1)
     [
         ([[GOOD, GOOD], [GOOD, GOOD]], {"w": "1"}, None),
         ([[GOOD, GOOD], [GOOD, GOOD]], {"w": "2"}, "w ends otherwise than natively"),
-        ([[GOOD, GOOD], [GOOD, GOOD]], {"w": "1", "b": "1"}, "b ends otherwise than natively"),
         ([[GOOD, ProgramEnd({"w": "2"})]], None, "ranks end with different w"),
         ([[GOOD] * 2, [ProgramEnd({"w": "2"})] * 2], None, "w of rank 0 ends otherwise after"),
         ([[ProgramEnd({}), ProgramEnd({})]], None, "its model has no parameters"),
-        ([[ProgramEnd({}, "KeyError: x"), GOOD]], None, "KeyError: x"),
         ([[ProgramEnd({}, "InvalidSetting: x", True), GOOD]], None, "InvalidSetting: x"),
     ],
 )

@@ -37,6 +37,8 @@ class DeMo(torch.optim.SGD):
     "powersgd/__init__.py": """
 from typing import NamedTuple
 
+SEEN = []
+
 class Config(NamedTuple):
     rank: int
     min_compression_rate: float = 2
@@ -45,15 +47,17 @@ class Config(NamedTuple):
 
 class PowerSGD:
     def __init__(self, params, config):
-        self.params, self.config, self.seen = list(params), config, []
+        self.params, self.config = list(params), config
 
     def aggregate(self, gradients):
-        self.seen.append([gradient.clone() for gradient in gradients])
+        SEEN.append([gradient.clone() for gradient in gradients])
         for gradient in gradients:
             gradient.mul_(0.5)
         return [gradient.clone() for gradient in gradients]
 """,
     "gradient_reducers.py": """
+SEEN = []
+
 class DeftReducer:
     def __init__(self):
         raise AssertionError("it draws 134 million numbers")
@@ -63,7 +67,7 @@ class DeftReducer:
         assert self.compression == 0.01 and self.iteration == -1
         with self.timer("reduce.flatpack", verbosity=2):
             print("[Iter 0]")
-        self.seen = [*getattr(self, "seen", []), [grad.clone() for grad in grad_in]]
+        SEEN.append([grad.clone() for grad in grad_in])
         for i, grad in enumerate(grad_in):
             grad_out[i], memory_out[i] = 0.25 * grad, 0.75 * grad
         return 0, 0
@@ -115,40 +119,23 @@ def test_demo_is_the_optimizer(folder: str) -> None:
         trained("peer-demo", task="convnet")
 
 
-def test_what_powersgd_loses_comes_back_in_the_next_step(folder: str) -> None:
-    made, _ = trained("peer-powersgd", 2, "convnet")
-    aggregator = made.after_backward.__closure__[0].cell_contents  # type: ignore[union-attr]
-    first, second = aggregator.seen
-    means = [param.grad for param in made.plain.parameters()]
-    assert all(torch.equal(mean, 0.5 * whole) for mean, whole in zip(means, second, strict=True))
-    made, _ = trained("peer-powersgd", task="convnet")
-    batch = made.task.batch(1, 0, 1)
-    made.optimizer.zero_grad()
-    made.task.loss(made.model, *batch).backward()  # type: ignore[no-untyped-call]
-    for whole, before, param in zip(second, first, made.plain.parameters(), strict=True):
-        assert param.grad is not None
-        torch.testing.assert_close(whole, 0.5 * before + param.grad)
-
-
-def test_what_deft_leaves_comes_back_in_the_next_step(
-    folder: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "module", "sent"),
+    [("peer-powersgd", "powersgd", 0.5), ("peer-deft", "gradient_reducers", 0.25)],
+)
+def test_what_a_peer_leaves_comes_back_in_the_next_step(
+    name: str, module: str, sent: float, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made, _ = trained("peer-deft", 2, "convnet")
-    cells = {
-        cell.cell_contents.__class__.__name__: cell.cell_contents
-        for cell in made.after_backward.__closure__ or ()
-    }  # type: ignore[attr-defined]
-    first, second = cells["DeftReducer"].seen
-    once, _ = trained("peer-deft", 1, "convnet")
+    made, _ = trained(name, 2, "convnet")
+    first, second = sys.modules[module].SEEN
+    for whole, param in zip(second, made.plain.parameters(), strict=True):
+        assert torch.equal(param.grad, sent * whole)  # type: ignore[arg-type]
+    once, _ = trained(name, 1, "convnet")
     batch = once.task.batch(1, 0, 1)
     once.optimizer.zero_grad()
     once.task.loss(once.model, *batch).backward()  # type: ignore[no-untyped-call]
     for whole, before, param in zip(second, first, once.plain.parameters(), strict=True):
-        assert param.grad is not None
-        torch.testing.assert_close(whole, 0.75 * before + param.grad)
-    for whole, param in zip(second, made.plain.parameters(), strict=True):
-        assert param.grad is not None
-        assert torch.equal(param.grad, 0.25 * whole)
+        torch.testing.assert_close(whole, (1 - sent) * before + param.grad)
     assert capsys.readouterr().out == ""
 
 

@@ -54,13 +54,10 @@ def test_sweeps_have_a_row_for_every_model_size_rate_and_planner() -> None:
 @each(
     "words, said",
     [
-        (("--model", "vgg16", "--ranks", "8,no"), "write --ranks 8,16,32"),
         (("--model", "vgg16", "--ranks", "0"), "write --ranks 8,16,32"),
         (("--model", "lstm", "--ranks", "2,4", "--picture", "x.png"), "write --curves for several"),
         (("--model", "lstm", "--curves", "x.png"), "write --ranks 8,16,32"),
-        (("--model", "vgg61"), "vgg16"),
         (("--model", "vgg16", "--planner", "usbite"), "usbyte"),
-        (("--model", "vgg16", "--rate", "fast"), "500mbit"),
     ],
 )
 def test_mistakes_are_answered(words: tuple[str, ...], said: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
+from gradwire_bench.auto.auto import MODELS
 from gradwire_bench.training import training
 from gradwire_bench.training.methods import method
 from gradwire_bench.training.tasks import TASKS, make_task
@@ -72,23 +73,18 @@ def test_each_method_has_its_best_rate_of_the_same_few(monkeypatch: pytest.Monke
     assert asked[5:] == [(1.0, 0), (0.5, 0), (2.0, 0), (0.5, 1), (0.5, 2)]
     assert (dense["times_rate"], none["times_rate"]) == (2.0, 0.5)
     assert (none["loss"], none["loss_low"], none["loss_high"]) == (2.0, 1.0, 3.0)
-
-
-@pytest.mark.slow
-def test_every_task_and_optimizer_has_rows_of_its_own() -> None:
     bench = TrainBench(
-        tasks=("convnet", "lstm"), optimizers=("sgd", "adamw"), steps=10, trained=("int8",)
+        tasks=("convnet", "lstm"), optimizers=("sgd", "adamw"), steps=10, trained=("none",)
     )
     rows = run(bench)
     kinds = [("convnet", "sgd"), ("convnet", "adamw"), ("lstm", "sgd"), ("lstm", "adamw")]
     assert [(row["task"], row["optimizer"]) for row in rows[1::2]] == kinds
-    assert [row["name"] for row in rows] == ["dense", "int8"] * 4
-    assert len({row["loss"] for row in rows}) == 8
+    assert [row["name"] for row in rows] == ["dense", "none"] * 4
     assert not {"task", "optimizer"} & hidden(bench)
     assert "times_rate" in hidden(bench)
 
 
-@each("name", sorted(set(TASKS) - {"fashion"}))
+@each("name", sorted({*TASKS, *MODELS.values()} - {"fashion"}))
 def test_a_seed_draws_batches_and_the_held_out_examples_stay(name: str) -> None:
     first, second = make_task(name, seed=0), make_task(name, seed=1)
     inputs, targets = first.batch(0, 0, 2)

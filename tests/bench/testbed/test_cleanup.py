@@ -86,6 +86,9 @@ def test_an_ended_owner_leaves_nothing(number: signal.Signals, duration: str) ->
     with start(duration) as owner:
         _, keepers = announced(owner)
         ranks = all_sleeping(duration, 4)
+        if number == signal.SIGINT:
+            with shaped_hosts(Testbed(hosts=1)):  # which leaves one of a living owner alone
+                assert {pid for pid in ranks if is_running(pid)} == ranks
         owner.send_signal(number)
         owner.communicate(timeout=60)
     assert owner.returncode == -number
@@ -136,13 +139,12 @@ def as_nobody() -> tuple[str, ...]:
     pytest.skip("; ".join(said))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_without_root_it_works_in_a_user_namespace(number: signal.Signals, duration: str) -> None:
+def test_without_root_it_works_in_a_user_namespace(duration: str) -> None:
     with start(duration, command=as_nobody()) as owner:
         privilege, keepers = announced(owner)
         ranks = all_sleeping(duration, 4)
         owners = {Path(f"/proc/{pid}").stat().st_uid for pid in ranks}
-        owner.send_signal(number)
+        owner.kill()
         owner.communicate(timeout=60)
     assert privilege == "user-namespace"
     assert 0 not in owners
@@ -163,13 +165,3 @@ def test_what_the_holder_cannot_end_the_next_testbed_does(
         assert sleeping(duration) == ranks, "nobody is there to end them"
         with shaped_hosts(Testbed(hosts=1)):
             assert still_running(keepers | ranks) == set()
-
-
-def test_a_testbed_of_a_living_owner_is_left_alone(duration: str) -> None:
-    with start(duration) as owner:
-        announced(owner)
-        ranks = all_sleeping(duration, 4)
-        with shaped_hosts(Testbed(hosts=1)):
-            assert {pid for pid in ranks if is_running(pid)} == ranks
-        owner.send_signal(signal.SIGINT)
-        owner.communicate(timeout=60)

@@ -24,9 +24,8 @@ def test_links_pass_bytes_at_their_rate_behind_a_burst() -> None:
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("num_hosts", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_what_ranks_send_passes_through_and_takes_bytes_over_rate(num_hosts: int) -> None:
-    rate_bytes_per_s, numel = 12.5e6, 500_000
+def test_what_ranks_send_passes_through_and_takes_bytes_over_rate() -> None:
+    rate_bytes_per_s, numel, num_hosts = 12.5e6, 500_000, 2
     testbed = Testbed(hosts=num_hosts, rate_bytes_per_s=rate_bytes_per_s)
     with relayed_hosts(testbed) as hosts:
         found = run_ranks(

@@ -10,19 +10,16 @@ import torch
 from torch import nn
 
 from gradwire.compress.deft import deft
-from gradwire.compress.dgc import dgc
 from gradwire.compress.none import none
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import residuals
-from gradwire.planning.default_fusion import default_messages
 from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
 from gradwire_bench.workloads.train import (
     Replicas,
     layer_sizes,
 )
-from gradwire_lab.compress.cltk import cltk
 from tests.each import each
 
 WIDTH, CLASSES = 12, 4
@@ -57,8 +54,6 @@ def task(seed: int = 0) -> TrainingTask:
 EXCHANGES: dict[str, Callable[[], Exchange]] = {
     "none": lambda: exchange_for(none()),
     "topk": lambda: exchange_for(topk(density=0.1)),
-    "dgc": lambda: exchange_for(dgc(density=0.1)),
-    "cltk": lambda: exchange_for(cltk(density=0.1)),
     "deft": lambda: exchange_for(deft(density=0.1, layers=layer_sizes(task()))),
 }
 
@@ -85,16 +80,6 @@ def test_dense_replicas_are_one_process_with_the_whole_batch() -> None:
     assert replicas.history.errors == [0.0] * 5
 
 
-def test_messages_as_attached_leave_vectors_uncompressed() -> None:
-    exchange = EXCHANGES["topk"]()
-    found = default_messages([*make_model().named_parameters()], exchange, WORLD)
-    names = [([name for name, _ in members], made == exchange) for members, made in found]
-    assert sorted(names) == [(["2.bias", "0.bias"], False), (["2.weight", "0.weight"], True)]
-    replicas = Replicas(task(), exchange, WORLD, as_attached=True)
-    replicas.step()
-    assert 0.1 < replicas.history.actual[0] < 0.9
-
-
 @each("as_attached", [False, True])
 @each("name", EXCHANGES)
 def test_nothing_is_lost_over_steps(name: str, as_attached: bool) -> None:
@@ -119,9 +104,8 @@ def test_nothing_is_lost_over_steps(name: str, as_attached: bool) -> None:
     torch.testing.assert_close(taken, given, rtol=1e-4, atol=1e-5)
 
 
-@each("name", EXCHANGES)
-def test_loss_goes_down_and_a_second_run_is_the_same(name: str) -> None:
-    first, second = (Replicas(task(), EXCHANGES[name](), WORLD) for _ in range(2))
+def test_loss_goes_down_and_a_second_run_is_the_same() -> None:
+    first, second = (Replicas(task(), EXCHANGES["deft"](), WORLD) for _ in range(2))
     for _ in range(40):
         first.step()
     for _ in range(5):

@@ -1,0 +1,136 @@
+"""``bench kernel``, ``batch``, ``select``, ``partition``: rows are what they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.contract import Compressor
+from gradwire.contract.registry import load, names
+from gradwire.contract.spec import TensorSpec
+from gradwire_bench.micro import batch, kernel, partition, select
+from gradwire_bench.micro.draws import IndexDraws
+from gradwire_bench.micro.kernel_peers import PEERS, peers
+from tests.each import each
+
+# Kernels
+
+
+def made(*compressors: str) -> list[Compressor]:
+    return [load("compress", name)() for name in compressors]
+
+
+@pytest.mark.smoke
+def test_every_compressor_has_rows_and_torch_columns_beside_ours() -> None:
+    assert {type(codec).__name__ for codec in kernel.shipped()} <= set(names("compress"))
+    rows = kernel.measure(70_000, 1, 4, made("onebit", "topk"), peers=peers(("eager",), "cpu"))
+    parts = ("encode", "encode-plain", "decode", "decode-plain")
+    wanted = [f"{name}/{part}" for name in ("onebit", "topk") for part in parts]
+    assert [row["name"] for row in rows] == ["copy", *wanted]
+    assert all(float(str(row["kernel_s"])) > 0 for row in rows)
+    told = {row["name"]: row for row in rows}
+    assert "speedup_vs_eager" in told["onebit/decode"]
+    assert "speedup_vs_eager" in told["topk/encode-plain"]
+    assert "speedup_vs_eager" not in told["onebit/decode-plain"]
+
+
+def test_bytes_are_those_that_must_move() -> None:
+    (codec,) = made("onebit")
+    numel = codec.block  # type: ignore[attr-defined]
+    cases = kernel.codec_cases(codec, torch.zeros(numel), torch.zeros(numel))
+    sent = 1 / 8 + 8 / numel
+    found = {case.name.partition("/")[2]: case.bytes_per_element for case in cases}
+    expected = {"encode": 12, "encode-plain": 4, "decode": 8, "decode-plain": 4}
+    assert found == pytest.approx({part: size + sent for part, size in expected.items()})
+
+
+@each("name", PEERS)
+def test_a_peer_does_what_the_compressor_does(name: str) -> None:
+    """The same residual and sum; of those that draw, the same on average."""
+    (codec,), peer = made(name), PEERS[name]()
+    numel = 8 * peer.block
+    grad_N = torch.randn(numel, generator=torch.Generator().manual_seed(1))
+    left_N = torch.zeros(numel)
+    state = codec.init(TensorSpec("gradient", numel))
+    payload, _ = codec.encode(state, grad_N, residual_N=left_N)
+    residual_N, sum_N = torch.zeros(numel), torch.zeros(numel)
+    peer.merge(peer.encode(grad_N, residual_N), sum_N)
+    torch.testing.assert_close(sum_N + residual_N, grad_N, atol=1e-5, rtol=0)
+    if hasattr(codec, "seed"):
+        assert abs(float(residual_N.norm()) / float(left_N.norm()) - 1) < 0.05
+    else:
+        sent_N = codec.decode(payload, torch.zeros(numel))
+        torch.testing.assert_close((sum_N, residual_N), (sent_N, left_N), atol=1e-5, rtol=0)
+
+
+def test_a_batch_is_timed_beside_a_call_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "MODELS", {"made up": lambda: [100, batch.SMALL + 1, 64]})
+    rows = batch.measure(made("onebit"), 1, 4)
+    assert [row["num_tensors"] for row in rows] == [3, 2]
+    assert all(float(str(row[key])) > 0 for row in rows for key in ("batch_s", "call_a_tensor_s"))
+    assert "num_dense" not in rows[0]
+
+
+# Selection
+
+
+@pytest.mark.smoke
+def test_every_way_of_selecting_has_a_row_beside_torch() -> None:
+    rows = {str(row["name"]): row for row in select.measure(60_000, 0.01, threads=1, rounds=4)}
+    plain = {"hardthreshold", "topk", "dgc", "graddrop", "gaussiank", "redsync"}
+    plain |= {f"sidco/{name}" for name in ("exponential", "gamma", "pareto")}
+    deft = {"deft/norms", *(f"deft/{ranks}" for ranks in select.RANKS)}
+    assert set(rows) == {"copy"} | plain | {f"{name}/residual" for name in plain} | deft
+    for name, row in rows.items():
+        if name != "copy":
+            ratio = float(str(row["abs_topk_s"])) / float(str(row["kernel_s"]))
+            assert row["speedup_vs_abs_topk"] == pytest.approx(ratio)
+
+
+def test_what_a_rank_of_deft_does_begins_with_the_norms_of_all_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many ranks there are: the pass does not get shorter with more of them."""
+    passes: list[int] = []
+    norms = select.range_norms
+
+    def noting(grad_N: torch.Tensor, *bounds: torch.Tensor) -> None:
+        passes.append(int((bounds[1] - bounds[0]).sum()))
+        norms(grad_N, *bounds)
+
+    monkeypatch.setattr(select, "range_norms", noting)
+    numel = 60_000
+    cases = {case.name: case for case in select._deft_cases(0.01, torch.randn(numel), {})}
+    for ranks in select.RANKS:
+        passes.clear()
+        cases[f"deft/{ranks}"].run()
+        assert passes == [numel]
+
+
+# The partition
+
+DRAWS = IndexDraws(numel=70_000, world=5, density=0.02)
+
+
+def test_a_round_averages_what_the_ranks_have() -> None:
+    rank = partition._Rank(DRAWS)
+    for step in rank.steps().values():
+        step()
+    pool = DRAWS.pool()
+    want_N = torch.zeros(DRAWS.numel)
+    for number in range(DRAWS.world):
+        entries = partition._entries(DRAWS.taken(number, pool), number)
+        want_N[entries.indices_K.long()] += entries.values
+    torch.testing.assert_close(rank.out_N, want_N / DRAWS.world)
+    assert torch.equal(rank.bits, rank.pulled[0].buffer)
+
+
+def test_rows_of_the_partition_are_its_steps_and_their_sum() -> None:
+    rows = partition.measure(DRAWS, 125e6, threads=1, rounds=4)
+    told = {str(row["name"]): row for row in rows}
+    assert [*told] == ["copy", *partition.CPU_STEPS, "zen"]
+    longest_s = max(float(str(told[name]["kernel_s_q1"])) for name in partition.CPU_STEPS)
+    assert float(str(told["zen"]["kernel_s"])) >= longest_s > 0
+    # Entries are few: most of what the dense all-reduce sends is saved, but not all.
+    dense_s = 2 * 4 / 5 * 4 * DRAWS.numel / 125e6
+    assert 0.5 * dense_s < float(str(told["zen"]["saved_s"])) < dense_s
