@@ -111,6 +111,13 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_old_is_walked_through() -> None:
+    """What the files before have imported is not walked through again, by gc or by an attach."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked ``netns`` run where shaped hosts can really be made, those marked ``gpu`` where
     there is a GPU, and they say why elsewhere."""

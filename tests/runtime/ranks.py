@@ -34,7 +34,10 @@ Body = Callable[..., Any]
 # Connections that break on purpose would fill pages with C++ stacks.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-PRELOADED = ["pytest", "torch", "torch._dynamo", "gradwire.runtime.attach", __name__]
+PRELOADED = [
+    *("pytest", "torch", "torch._dynamo", "gradwire.runtime.attach", __name__),
+    *("tests.runtime.training", "tests.runtime.meshes", "tests.runtime.plans"),
+]
 """What every rank would import otherwise; torch loads _dynamo at the first optimizer, in 1.5 s."""
 
 GRACE_S = 20.0
