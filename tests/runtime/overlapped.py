@@ -36,7 +36,7 @@ def adamw_groups(model: nn.Module) -> Optimizer:
     )
 
 
-OPTIMIZERS = [momentum, adam, adamw_groups]
+OPTIMIZERS = [momentum, adamw_groups]
 
 
 def loss_of(model: nn.Module, x: Tensor) -> Tensor:
@@ -52,13 +52,6 @@ def usual(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
-
-
-def zero_after_step(model: nn.Module, optimizer: Optimizer, rig: Rig) -> None:
-    for x in batches(NUM_STEPS):
-        loss_of(model, x).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def zero_before_backward(model: nn.Module, optimizer: Optimizer, rig: Rig) -> None:
@@ -123,19 +116,6 @@ def schedule_early(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[Any
     return [rates, scheduler.state_dict()["last_epoch"]]
 
 
-def chained_schedules(model: nn.Module, optimizer: Optimizer, rig: Rig) -> None:
-    schedulers = [
-        lr_scheduler.LinearLR(optimizer, total_iters=3),
-        lr_scheduler.CosineAnnealingLR(optimizer, T_max=4),
-    ]
-    for x in batches(NUM_STEPS):
-        loss_of(model, x).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        for scheduler in schedulers:
-            scheduler.step()
-
-
 def frozen_midway(model: nn.Module, optimizer: Optimizer, rig: Rig) -> None:
     """A parameter is frozen while its update is on its way, and later trained again."""
     first = next(model.parameters())
@@ -181,7 +161,6 @@ def step_in_autocast_model(model: nn.Module, optimizer: Optimizer, rig: Rig) -> 
 
 OVERLAPPED: list[Loop] = [
     usual,
-    zero_after_step,
     zero_before_backward,
     none_by_hand,
     never_zeroed,
@@ -189,7 +168,6 @@ OVERLAPPED: list[Loop] = [
     two_forwards,
     skipped_steps,
     schedule_early,
-    chained_schedules,
     groups_change,
     some_without_gradient,
     step_in_autocast_model,
@@ -250,16 +228,6 @@ def zero_to_zeros(model: nn.Module, optimizer: Optimizer, rig: Rig) -> None:
         optimizer.zero_grad(set_to_none=False)
 
 
-def logged_norms(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[float]:
-    norms = []
-    for x in batches(NUM_STEPS):
-        loss_of(model, x).backward()
-        optimizer.step()
-        norms.append(sum(p.grad.norm().item() for p in model.parameters() if p.grad is not None))
-        optimizer.zero_grad()
-    return norms
-
-
 def exchanged_gradients(model: nn.Module, optimizer: Optimizer, rig: Rig) -> None:
     """Two parameters of one shape swap gradients before the step."""
     one, two = [p for p in model.parameters() if p.dim() == 1][:2]
@@ -301,7 +269,6 @@ FALLEN_BACK: dict[Loop, str] = {
     scaled: "step at overlapped.py",
     stepped_twice: "twice",
     zero_to_zeros: "zero_grad at overlapped.py",
-    logged_norms: "norm at overlapped.py",
     step_in_autocast: "inside autocast",
     hooked_step: "step hooks",
 }

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import gradwire as gw
+from gradwire.contract import Exchange
+from gradwire.dsl.generated import Generated
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.device.staging import Staged
@@ -26,14 +28,35 @@ from tests.runtime import late
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import CHOSEN, EXCHANGES, ONEBIT, SMALL_MB, TOPK
+from tests.runtime.training import CHOSEN, EXCHANGES, SMALL_MB, TOPK
 
 pytestmark = pytest.mark.multi
 
 SHAPES = ((60, 33), (7, 11), (5,), (40, 50))
 STEPS = 3
 LOSSLESS = exchange_for(gw.compress.lossless())
-ALL = [*CHOSEN, LOSSLESS, *EXCHANGES]
+
+
+def halved(collective: Any) -> Exchange:
+    """Of 16 bits, with feedback: what any compressor goes through, and few kernels."""
+    return gw.with_error_feedback(gw.pair(gw.compress.cast16(), collective))
+
+
+def _is_interpreted(exchange: Exchange) -> bool:
+    """Whether CompLL's interpreter encodes it on this device, as slowly for one as for another."""
+    return isinstance(getattr(getattr(exchange, "inner", exchange), "codec", None), Generated)
+
+
+ps, circle = gw.collective.casync_ps, gw.collective.casync_ring
+QUICK = halved(ps())
+EVERY = [
+    *(QUICK, *CHOSEN, LOSSLESS, exchange_for(gw.compress.threelc())),
+    *(exchange for exchange in EXCHANGES if not _is_interpreted(exchange)),
+    *(halved(ps(room_bytes=0)), halved(ps(partitions=1)), halved(ps(partitions=1, room_bytes=0))),
+    *(halved(circle()), halved(circle(partitions=1)), halved(circle(half_bytes=0))),
+]
+"""An exchange for each way of a device's memory; two stand for all that are interpreted there."""
+FEW = [QUICK, TOPK]
 
 
 class Run(NamedTuple):
@@ -120,9 +143,9 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def compare(rank: int, world: int, places: Sequence[int], on_hosts: Any = None) -> None:
+def compare(rank: int, world: int, exchanges: Sequence[Exchange], on_hosts: Any = None) -> None:
     how = {} if on_hosts is None else {"mesh": on_hosts()}
-    for exchange in map(ALL.__getitem__, places):
+    for exchange in exchanges:
         host = run(rank, exchange, "cpu", **how)
         device = run(rank, exchange, "late", checksums=True, **how)
         assert not device.wrong, (exchange, device.wrong[:3])
@@ -134,17 +157,13 @@ def compare(rank: int, world: int, places: Sequence[int], on_hosts: Any = None) 
         assert host.stats["to_host_bytes_per_step"] == host.stats["pinned_bytes"] == 0
 
 
-FEW = [ALL.index(ONEBIT), ALL.index(TOPK)]
-
-
 def test_a_device_makes_the_hosts_bits(late_two: Ranks) -> None:
     late_two.run(compare, FEW)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
-def test_every_exchange_makes_the_hosts_bits(part: int, late_two: Ranks) -> None:
-    late_two.run(compare, range(len(ALL))[part::4])
+def test_every_exchange_makes_the_hosts_bits(late_two: Ranks) -> None:
+    late_two.run(compare, EVERY)
 
 
 def _at_once(self: SideStream, marks: Any) -> Any:
@@ -170,17 +189,20 @@ def _back_later(self: Staged) -> None:
             tensor.copy_(room, non_blocking=True)
 
 
-def break_it(rank: int, world: int, name: str) -> None:
-    sound = run(rank, ONEBIT, "late")
-    with BROKEN[name]():
-        broken = run(rank, ONEBIT, "late")
+def break_each(rank: int, world: int) -> list[str]:
+    """The broken runtimes of which nothing was found."""
+    sound, missed = run(rank, QUICK, "late"), []
     assert not sound.wrong
-    assert broken.wrong or not same(broken.means, sound.means), "nothing was found"
+    for name, breaking in BROKEN.items():
+        with breaking():
+            broken = run(rank, QUICK, "late")
+        if not broken.wrong and same(broken.means, sound.means):
+            missed.append(name)
+    return missed
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_wait_left_out_is_found(name: str, late_two: Ranks) -> None:
-    late_two.run(break_it, name)
+def test_a_wait_left_out_is_found(late_two: Ranks) -> None:
+    assert late_two.run(break_each) == [[], []]
 
 
 def counted(rank: int, world: int, exchange: Any) -> Run:
@@ -188,7 +210,7 @@ def counted(rank: int, world: int, exchange: Any) -> Run:
 
 
 def test_payloads_alone_are_copied_and_nobody_is_waited_for(late_two: Ranks) -> None:
-    runs = late_two.run(counted, ONEBIT)
+    runs = late_two.run(counted, QUICK)
     report_bytes = len(Record(used=bytes(len(SHAPES))).packed())  # it comes from host memory
     for one in runs:
         copied_bytes = one.stats["to_host_bytes_per_step"]
@@ -229,6 +251,6 @@ def test_a_graph_that_holds_a_backward_pass_is_refused(late_two: Ranks) -> None:
 def test_two_levels_make_the_hosts_bits() -> None:
     ranks = Ranks(4)
     try:
-        ranks.run(compare, range(len(CHOSEN)), mesh)
+        ranks.run(compare, FEW, mesh)
     finally:
         ranks.close()

@@ -68,7 +68,7 @@ def at_once(mesh: DeviceMesh, net: Any) -> Any:
 
 
 def compiled(mesh: DeviceMesh, net: Any) -> Any:
-    return torch.compile(by_blocks(mesh, net), backend="eager")
+    return torch.compile(at_once(mesh, net), backend="eager")
 
 
 WAYS: dict[str, Callable[[DeviceMesh, nn.Module], Any]] = {
@@ -96,33 +96,36 @@ def accumulate(net: Any, rank: int, local: Callable[[bool], None]) -> str:
     return digest(held(net))
 
 
-def native_and_none(rank: int, world: int, name: str) -> tuple[list[str], list[str], int]:
-    found = []
-    for own in (False, True):
-        mesh, way = grid(), WAYS[name]
-        net = way(mesh["shard"] if own else mesh, Net())
-        if own:
-            handle = gw.attach(net, DENSE, group=mesh["replicate"], options=SMALL)
+def native_and_none(rank: int, world: int) -> tuple[list[str], dict[str, tuple[list[str], int]]]:
+    """The bits of HSDP after training and accumulation, and ours of each way with the steps."""
+
+    def trained(net: Any) -> list[str]:
         train(net, momentum(net.parameters()), rank, range(3))
-        found.append([digest(held(net))])
+        found = [digest(held(net))]
         net.zero_grad()
         sharded = [m for m in net.modules() if hasattr(m, "set_requires_gradient_sync")]
 
-        def whole(is_local: bool, sharded: list[Any] = sharded) -> None:
+        def whole(is_local: bool) -> None:
             for module in sharded:
                 module.set_requires_gradient_sync(not is_local)
 
-        found[-1].append(accumulate(net, rank, whole))
-    return found[0], found[1], handle.step
+        return [*found, accumulate(net, rank, whole)]
+
+    ours = {}
+    for name, way in WAYS.items():
+        net, handle = attached(way, DENSE)
+        ours[name] = trained(net), handle.step
+        handle.detach()
+    return trained(by_blocks(grid(), Net())), ours
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_none_has_the_bits_of_hsdp(name: str, four: Ranks) -> None:
-    results = four.run(native_and_none, name)
-    for native, own, steps in results:
-        assert own == native
-        assert steps == 4, "a pass without synchronisation was exchanged"
-    assert results[0][1] == results[2][1] != results[1][1] == results[3][1]
+def test_none_has_the_bits_of_hsdp(four: Ranks) -> None:
+    results = four.run(native_and_none)
+    for native, ours in results:
+        for way, (own, steps) in ours.items():
+            assert own == native, way
+            assert steps == 4, "a pass without synchronisation was exchanged"
+    assert results[0][0] == results[2][0] != results[1][0] == results[3][0]
 
 
 def shards_accumulate(rank: int, world: int) -> tuple[str, str]:
@@ -265,41 +268,49 @@ class Parallel(nn.Module):
         return self.last(self.down(torch.tanh(self.up(self.norm(x)))))  # type: ignore[no-any-return]
 
 
-def tensor_parallel(rank: int, world: int, is_sharded: bool) -> tuple[str, str, str]:
-    found, shard = [], ""
-    for own in (False, True):
-        mesh = device_mesh((2, 1, 2), ("dp", "shard", "tp"))
-        up = ColwiseParallel(input_layouts=Shard(1))  # as the norm leaves it
-        cut = {"norm": SequenceParallel(), "up": up, "down": RowwiseParallel()}
-        net = parallelize_module(Parallel(), mesh["tp"], cut)
-        if is_sharded:
-            net = without_root(mesh["shard"], net)
-        if own:
-            handle = gw.attach(net, DENSE, group=mesh["dp"], options=SMALL)
-            shard = handle.state_dict()["shard"]
-        optimizer = momentum(net.parameters())
-        torch.manual_seed(rank // 2)  # ranks of one group see the same data
-        for _ in range(3):
-            optimizer.zero_grad()
-            net(torch.randn(4, 2, 6)).square().mean().backward()
-            for param in net.parameters() if not own else ():
-                grad: Any = param.grad
-                if isinstance(grad, DTensor) and isinstance(param, DTensor):
-                    grad = param.grad = grad.redistribute(placements=param.placements)
-                    grad = grad.to_local()
-                dist.all_reduce(grad.div_(2), group=mesh["dp"].get_group())
-            optimizer.step()
-        found.append(digest(held(net)))
-    return found[0], found[1], shard
+def tensor_parallel(rank: int, world: int) -> list[tuple[str, str, str]]:
+    """The bits of torch's means and ours, and the shard, of layers that FSDP shards too or not."""
+    mesh, found = device_mesh((2, 1, 2), ("dp", "shard", "tp")), []
+    up = ColwiseParallel(input_layouts=Shard(1))  # as the norm leaves it
+    for is_sharded in (False, True):
+        bits, shard = [], ""
+        for own in (False, True):
+            cut = {"norm": SequenceParallel(), "up": up, "down": RowwiseParallel()}
+            net = parallelize_module(Parallel(), mesh["tp"], cut)
+            if is_sharded:
+                net = without_root(mesh["shard"], net)
+            if own:
+                handle = gw.attach(net, DENSE, group=mesh["dp"], options=SMALL)
+                shard = handle.state_dict()["shard"]
+            optimizer = momentum(net.parameters())
+            torch.manual_seed(rank // 2)  # ranks of one group see the same data
+            for _ in range(2):
+                optimizer.zero_grad()
+                net(torch.randn(4, 2, 6)).square().mean().backward()
+                if not own:
+                    average(net, mesh["dp"])
+                optimizer.step()
+            bits.append(digest(held(net)))
+        found.append((bits[0], bits[1], shard))
+    return found
 
 
-@pytest.mark.parametrize("is_sharded", [False, True])
-def test_tensor_parallel_layers(is_sharded: bool, four: Ranks) -> None:
-    results = four.run(tensor_parallel, is_sharded)
-    assert [shard for *_, shard in results] == ["part 0 of 2", "part 1 of 2"] * 2
-    for native, own, _ in results:
-        assert own == native
-    assert results[0][1] == results[2][1] != results[1][1]
+def average(net: nn.Module, mesh: DeviceMesh) -> None:
+    """Averages gradients as one does by hand."""
+    for param in net.parameters():
+        grad: Any = param.grad
+        if isinstance(grad, DTensor) and isinstance(param, DTensor):
+            grad = param.grad = grad.redistribute(placements=param.placements)
+            grad = grad.to_local()
+        dist.all_reduce(grad.div_(2), group=mesh.get_group())
+
+
+def test_tensor_parallel_layers(four: Ranks) -> None:
+    for results in zip(*four.run(tensor_parallel), strict=True):
+        assert [shard for *_, shard in results] == ["part 0 of 2", "part 1 of 2"] * 2
+        for native, own, _ in results:
+            assert own == native
+        assert results[0][1] == results[2][1] != results[1][1]
 
 
 def replaced(rank: int, world: int) -> str:
@@ -312,8 +323,8 @@ def replaced(rank: int, world: int) -> str:
     return str(raised.value)
 
 
-def test_sharded_parameters_that_are_replaced(doomed: Ranks) -> None:
-    for outcome in doomed.run(replaced):
+def test_sharded_parameters_that_are_replaced(four: Ranks) -> None:
+    for outcome in four.run(replaced):
         assert re.search(r"\(a DTensor; \d+ in all\) came into the model after it was", outcome)
 
 

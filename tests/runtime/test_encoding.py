@@ -31,10 +31,8 @@ def engine(spans: list[Span]) -> Iterator[Engine]:
     made.close()
 
 
-def _text(fails: bool = False) -> Steps[Any]:
+def _text() -> Steps[Any]:
     def encode() -> tuple[str, bool, torch.device]:
-        if fails:
-            raise ValueError("no such block")
         inside = torch.is_autocast_enabled("cpu")
         return threading.current_thread().name, inside, torch.empty(1).device
 
@@ -75,22 +73,6 @@ def test_computations_before_the_first_transfer_are_done_at_once(
     assert (encoded, counted) == ((here, False, torch.device("cpu")), 2)
     assert last != here, "what comes later is the compute lane's"
     assert [span.lane for span in spans[3:]] == ["communication", "compute"]
-
-
-def test_a_text_without_transfers_has_ended(engine: Engine) -> None:
-    def alone() -> Steps[int]:
-        return (yield Compute("decode", lambda: 7))
-
-    end = engine.launch(0, "message 0", alone(), is_inline=True)
-    engine.wait([end])
-    assert end.result == 7
-
-
-def test_an_error_ends_the_run_and_is_raised(engine: Engine) -> None:
-    with pytest.raises(ValueError, match="no such block"):
-        engine.launch(0, "message 0", _text(fails=True), is_inline=True)
-    with pytest.raises(ValueError, match="no such block"):
-        engine.check()
 
 
 def test_somebody_may_look_at_all_objects_meanwhile(engine: Engine) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -24,7 +25,6 @@ from gradwire.exchange.two_level import with_hosts
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.wire import Circle, Routes
-from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import attached_to, device_mesh, mesh
 from tests.runtime.plans import drawn, through
@@ -34,7 +34,7 @@ from tests.runtime.training import CHOSEN, DENSE, ONEBIT, Net, ddp, digest, swif
 pytestmark = pytest.mark.multi
 
 SHAPES = ((60, 33), (7, 11), (5,))
-STEPS = 4
+STEPS = 3
 CLIPPED = gw.with_clipping(gw.with_momentum_correction(gw.compress.topk(density=0.1)), 0.5)
 EXCHANGES = (*CHOSEN, CLIPPED)
 
@@ -56,16 +56,18 @@ def backward(model: nn.ParameterList, rank: int, step: int, used: tuple[int, ...
     torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def means_of(rank: int, world: int, exchange: Exchange) -> list[Tensor]:
-    """The means of every layer in every step, each a message of its own."""
-    model = layers()
+def means_of(rank: int, world: int) -> list[list[Tensor]]:
+    """For each exchange the means of every layer in every step, each a message of its own."""
     settings: dict[str, Any] = {"bucket_cap_mb": 1e-6, "compress_if": lambda name, param: True}
-    handle = gw.attach(model, exchange, mesh=mesh(), **keywords(**settings))
     found = []
-    for step in range(STEPS):
-        backward(model, rank, step)
-        found += [p.grad.flatten().clone() for p in model if p.grad is not None]
-    handle.detach()
+    for exchange in EXCHANGES:
+        model, means = layers(), []
+        handle = gw.attach(model, exchange, mesh=mesh(), **keywords(**settings))
+        for step in range(STEPS):
+            backward(model, rank, step)
+            means += [p.grad.flatten().clone() for p in model if p.grad is not None]
+        handle.detach()
+        found.append(means)
     return found
 
 
@@ -90,42 +92,13 @@ def expected(exchange: Exchange) -> list[Tensor]:
     return found
 
 
-@each("exchange", EXCHANGES, ids=lambda one: type(one).__name__)
-def test_real_ranks_compute_what_one_process_does(four: Ranks, exchange: Exchange) -> None:
-    want = expected(exchange)
-    for found in four.run(means_of, exchange):
-        assert len(found) == len(want)
-        for got_N, want_N in zip(found, want, strict=True):
-            assert torch.equal(got_N, want_N)
-
-
-def trained(rank: int, world: int, num_hosts: int, exchange: Exchange, under_ddp: bool) -> Any:
-    """The bits of the parameters after training, and the loss of the first and the last step."""
-    model: nn.Module = Net()
-    optimizer = swift(model.parameters())
-    whole = ddp(model) if under_ddp else model
-    handle = gw.attach(whole, exchange, mesh=mesh(num_hosts), options=SMALL)
-    losses = train(whole, optimizer, rank, range(12))
-    handle.detach()
-    return digest(model), losses[0], losses[-1]
-
-
-@each("num_hosts, under_ddp", [(1, True), (2, False), (2, True), (4, False)])
-def test_replicas_stay_equal(four: Ranks, num_hosts: int, under_ddp: bool) -> None:
-    results = four.run(trained, num_hosts, ONEBIT, under_ddp)
-    assert len({bits for bits, _, _ in results}) == 1
-    assert sum(last for *_, last in results) < sum(first for _, first, _ in results)
-
-
-def in_launchers_mesh(rank: int, world: int, size: str, place: str) -> tuple[str, str]:
-    """Trained on hosts that a launcher's variables tell, and on the same ones as a mesh."""
-    of_nodes = "2(x2)" if size.startswith("SLURM") else "2"
-    with variables(**{size: of_nodes, place: str(rank % 2)}):
-        model = Net()
-        handle = gw.attach(model, ONEBIT, mesh="torchrun", options=SMALL)
-        train(model, swift(model.parameters()), rank, range(3))
-        handle.detach()
-    return digest(model), str(trained(rank, world, 2, ONEBIT, False)[0])
+def test_real_ranks_compute_what_one_process_does(four: Ranks, subtests: pytest.Subtests) -> None:
+    for exchange, *of_ranks in zip(EXCHANGES, *four.run(means_of), strict=True):
+        with subtests.test(type(exchange).__name__):
+            want = expected(exchange)
+            for found in of_ranks:
+                assert len(found) == len(want)
+                assert all(map(torch.equal, found, want))
 
 
 LAUNCHERS = [("LOCAL_WORLD_SIZE", "LOCAL_RANK"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID")]
@@ -146,10 +119,34 @@ def variables(**given: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@each("size, place", LAUNCHERS, ids=["torchrun", "slurm"])
-def test_a_launcher_tells_the_hosts(four: Ranks, size: str, place: str) -> None:
-    results = four.run(in_launchers_mesh, size, place)
-    assert len({one for one, _ in results}) == 1
+def trained(model: nn.Module, rank: int, hosts: Any) -> tuple[str, float, float]:
+    """The bits of the parameters after training, and the loss of the first and the last step."""
+    optimizer = swift(model.parameters())
+    handle = gw.attach(model, ONEBIT, mesh=hosts, options=SMALL)
+    losses = train(model, optimizer, rank, range(6))
+    handle.detach()
+    return digest(model), losses[0], losses[-1]
+
+
+def trained_everywhere(rank: int, world: int) -> dict[str, tuple[str, float, float]]:
+    """Trained on one, two and four hosts, under DDP, and on hosts of a launcher's variables."""
+    found = {str(num_hosts): trained(Net(), rank, mesh(num_hosts)) for num_hosts in (1, 2, 4)}
+    found["ddp"] = trained(ddp(Net()), rank, mesh(2))
+    for size, place in LAUNCHERS:
+        of_nodes = "2(x2)" if size.startswith("SLURM") else "2"
+        with variables(**{size: of_nodes, place: str(rank % 2)}):
+            found[size] = trained(Net(), rank, "torchrun")
+    return found
+
+
+def test_replicas_stay_equal_and_learn(four: Ranks) -> None:
+    """Training on two hosts has the same bits under DDP, and whoever tells the hosts."""
+    results = four.run(trained_everywhere)
+    for way in results[0]:
+        bits, firsts, lasts = zip(*(of_rank[way] for of_rank in results), strict=True)
+        assert len({*bits}) == 1
+        assert sum(lasts) < sum(firsts)
+        assert way in ("1", "4") or bits[0] == results[0]["2"][0], way
 
 
 def given_wrongly(rank: int, world: int) -> list[str]:
@@ -269,12 +266,12 @@ def by_plans(rank: int, world: int) -> tuple[list[str], bool, str]:
     what a rank is told that loads without ``redistribute``."""
     bits = []
     states = []
-    for seed in (0, 1, 2):
+    for seed in (0, 1):
         plan = through(drawn(seed), "onebit", ONEBIT_OF_A_PLAN)
         model = Net()
         optimizer = swift(model.parameters())
         handle = gw.attach(model, plan, mesh=mesh(), optimizer=optimizer)
-        train(model, optimizer, rank, range(4))
+        train(model, optimizer, rank, range(3))
         states.append(handle.state_dict())
         handle.detach()
         bits.append(digest(model))
@@ -327,95 +324,27 @@ def pending(handle: Handle) -> dict[str, Tensor]:
     return {name: residual.double() for name, residual in handle.residuals().items()}
 
 
-def saved_on_hosts(rank: int, world: int, num_hosts: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A rank's state_dict after some steps, and the residuals that are in it."""
-    model = Net()
-    handle = attached_to(model, num_hosts)
-    train(model, swift(model.parameters()), rank, range(5))
-    state, owed = handle.state_dict(), pending(handle)
-    handle.detach()
-    return state, owed
-
-
-def resumed(rank: int, world: int) -> tuple[str, str]:
-    """The bits after eight steps: in one run, and in two with a checkpoint between them."""
-    model = Net()
-    optimizer = swift(model.parameters())
-    handle = attached_to(model, 2)
-    train(model, optimizer, rank, range(4))
-    state = handle.state_dict()
-    train(model, optimizer, rank, range(4, 8))
-    handle.detach()
-    again = Net()
-    optimizer = swift(again.parameters())
-    handle = attached_to(again, 2)
-    train(again, optimizer, rank, range(4))
-    handle.detach()
-    optimizer.zero_grad()
-    handle = attached_to(again, 2)
-    handle.load_state_dict(state)
-    train(again, optimizer, rank, range(4, 8))
-    handle.detach()
-    return digest(model), digest(again)
-
-
-def test_a_run_goes_on_bit_for_bit(four: Ranks) -> None:
-    for whole, in_two in four.run(resumed):
-        assert whole == in_two
-
-
-def in_other_messages(rank: int, world: int) -> bool:
-    """Whether residuals are the same after a load into one message instead of several."""
-    model = Net()
-    handle = attached_to(model, 2)
-    train(model, swift(model.parameters()), rank, range(3))
-    state, before = handle.state_dict(), handle.residuals()
-    handle.detach()
-    handle = gw.attach(Net(), ONEBIT, mesh=mesh(2), options=gw.Options(bucket_cap_mb=1.0))
-    handle.load_state_dict(state)
-    after = handle.residuals()
-    handle.detach()
-    assert any(bool(residual.any()) for residual in before.values())
-    return all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_state_fits_messages_that_are_fused_in_another_way(four: Ranks) -> None:
-    assert all(four.run(in_other_messages))
-
-
-def owed_after(rank: int, world: int, state: dict[str, Any], num_hosts: int) -> dict[str, Tensor]:
-    """The residuals of a new run that has loaded a state."""
-    handle = attached_to(Net(), num_hosts)
-    handle.load_state_dict(state)
-    found = pending(handle)
-    handle.detach()
+def saved(rank: int, world: int) -> dict[int, tuple[dict[str, Any], dict[str, Tensor]]]:
+    """By the number of hosts, a rank's state_dict after some steps, and the residuals in it."""
+    found = {}
+    for num_hosts in (1, 2, 4):
+        model = Net()
+        handle = attached_to(model, num_hosts)
+        train(model, swift(model.parameters()), rank, range(3))
+        found[num_hosts] = handle.state_dict(), pending(handle)
+        handle.detach()
     return found
 
 
-def loading(rank: int, world: int, states: list[Any], num_hosts: int) -> dict[str, Tensor]:
-    return owed_after(rank, world, states[rank], num_hosts)
+RECUT = [(2, 4), (4, 2), (2, 1), (1, 2)]
+"""Hosts before and after."""
 
 
-@each("old, new", [(2, 4), (4, 2), (2, 1), (2, 2), (1, 2)])
-def test_state_is_cut_again_for_other_hosts(four: Ranks, old: int, new: int) -> None:
-    """What residuals will add to the mean is the same before and after, element by element."""
-    before = four.run(saved_on_hosts, old)
-    states = gw.redistribute([state for state, _ in before], 4, 4 // new)
-    after = four.run(loading, states, new)
-
-    def total(owed: list[dict[str, Tensor]], name: str, num_hosts: int) -> Tensor:
-        return torch.stack([one[name] for one in owed if name in one]).sum(0) / num_hosts
-
-    names = {name for _, owed in before for name in owed}
-    assert names == {name for owed in after for name in owed}
-    assert names or 1 in (old, new)
-    for name in names:
-        was, now = total([owed for _, owed in before], name, old), total(after, name, new)
-        assert bool(was.any()) or old == 1
-        torch.testing.assert_close(now, was, rtol=1e-6, atol=1e-7)
-
-
-def refused_states(rank: int, world: int, on_hosts: list[Any], flat: list[Any]) -> list[str]:
+def loaded(
+    rank: int, world: int, on_hosts: list[Any], flat: list[Any], recut: list[list[Any]]
+) -> tuple[list[str], dict[str, Tensor], list[dict[str, Tensor]]]:
+    """What a rank is told of states of other hosts; the residuals of a state that was loaded into
+    one message instead of several; and those of states that were cut again."""
     told = []
     for states, num_hosts in ((on_hosts, 4), (flat, 2)):
         handle = attached_to(Net(), num_hosts)
@@ -423,19 +352,72 @@ def refused_states(rank: int, world: int, on_hosts: list[Any], flat: list[Any]) 
             handle.load_state_dict(states[rank])
         told.append(str(refused.value))
         handle.detach()
-    return told
+    handle = gw.attach(Net(), ONEBIT, mesh=mesh(2), options=gw.Options(bucket_cap_mb=1.0))
+    handle.load_state_dict(on_hosts[rank])
+    fused = pending(handle)
+    handle.detach()
+    found = []
+    for states, (_, num_hosts) in zip(recut, RECUT, strict=True):
+        handle = attached_to(Net(), num_hosts)
+        handle.load_state_dict(states[rank])
+        found.append(pending(handle))
+        handle.detach()
+    return told, fused, found
 
 
-def test_states_of_other_hosts_are_refused(four: Ranks) -> None:
-    on_hosts, flat = ([s for s, _ in four.run(saved_on_hosts, hosts)] for hosts in (2, 4))
-    for told in four.run(refused_states, on_hosts, flat):
+def test_state_is_cut_again_for_other_hosts_and_other_messages(four: Ranks) -> None:
+    """What residuals will add to the mean is the same before and after, element by element."""
+    before = four.run(saved)
+    states = {num_hosts: [one[num_hosts][0] for one in before] for num_hosts in before[0]}
+    recut = [gw.redistribute(states[old], 4, 4 // new) for old, new in RECUT]
+    after = four.run(loaded, states[2], states[4], recut)
+
+    def total(owed: list[dict[str, Tensor]], name: str, num_hosts: int) -> Tensor:
+        return torch.stack([one[name] for one in owed if name in one]).sum(0) / num_hosts
+
+    for place, (old, new) in enumerate(RECUT):
+        were, are = [one[old][1] for one in before], [found[place] for *_, found in after]
+        names = {name for owed in were for name in owed}
+        assert names == {name for owed in are for name in owed}
+        assert names or 1 in (old, new)
+        for name in names:
+            was = total(were, name, old)
+            assert bool(was.any()) or old == 1
+            torch.testing.assert_close(total(are, name, new), was, rtol=1e-6, atol=1e-7)
+    for one, (told, fused, _) in zip(before, after, strict=True):
+        own = one[2][1]
+        assert all(torch.equal(fused[name], own[name]) for name in own)
         assert "saved on hosts of 2 ranks and hosts have 1 now" in told[0]
         assert "saved on hosts of 1 ranks and hosts have 2 now" in told[1]
-    on_hosts[1]["share"] = ""
+    states[2][1]["share"] = ""
     with pytest.raises(InvalidSetting, match="one is of a share"):
-        gw.redistribute(on_hosts, 4, 2)
+        gw.redistribute(states[2], 4, 2)
     with pytest.raises(InvalidSetting, match="ranks_per_host must be a divisor of world_size, 4"):
-        gw.redistribute(flat, 4, 3)
+        gw.redistribute(states[4], 4, 3)
+
+
+def resumed(rank: int, world: int) -> tuple[str, str]:
+    """The bits after four steps: in one run, and in two with a checkpoint between them."""
+    model = Net()
+    optimizer = swift(model.parameters())
+    handle = attached_to(model, 2)
+    train(model, optimizer, rank, range(2))
+    states = deepcopy([model.state_dict(), optimizer.state_dict(), handle.state_dict()])
+    train(model, optimizer, rank, range(2, 4))
+    handle.detach()
+    again = Net(seed=1)
+    optimizer = swift(again.parameters())
+    handle = attached_to(again, 2)
+    for part, state in zip((again, optimizer, handle), states, strict=True):
+        part.load_state_dict(state)  # type: ignore[attr-defined]
+    train(again, optimizer, rank, range(2, 4))
+    handle.detach()
+    return digest(model), digest(again)
+
+
+def test_a_run_goes_on_bit_for_bit(four: Ranks) -> None:
+    for whole, in_two in four.run(resumed):
+        assert whole == in_two
 
 
 def kept_of_one_element(rank: int, world: int) -> list[Tensor]:

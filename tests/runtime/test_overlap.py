@@ -25,6 +25,7 @@ from tests.runtime.overlapped import (
     NUM_STEPS,
     OPTIMIZERS,
     OVERLAPPED,
+    adam,
     adamw_groups,
     clipped,
     evaluating,
@@ -51,7 +52,7 @@ def test_overlapped_loops(loop: Loop, make: Make) -> None:
 
 
 @each("model", MODELS)
-@each("make", [momentum, adamw_groups])
+@each("make", [adam, adamw_groups])
 def test_models(model: type[nn.Module], make: Make) -> None:
     assert law(model(), make, usual).num_overlapped == NUM_STEPS - 1
     assert law(model(), make, clipped).num_overlapped == 0

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import gradwire as gw
-from tests.runtime.gated_models import Net
 from tests.runtime.late_means import Loop, Rig, batches
-from tests.runtime.overlapped import NUM_STEPS, law, loss_of, momentum, usual
+from tests.runtime.overlapped import NUM_STEPS, law, loss_of, usual
 
 # What torch's compiler imports the first time makes a class with what torch itself deprecates.
 pytestmark = [
@@ -74,24 +73,29 @@ def at_once(model: nn.Module) -> Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
 
 
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(13, 8), nn.Linear(8, 3))
+
+
 @pytest.mark.parametrize("loop", [compiled_step, compiled_around_step, compiled_model])
 def test_compiled_loops(loop: Loop) -> None:
-    overlap = law(Net(), at_once, loop)
+    overlap = law(small(), at_once, loop)
     assert overlap.num_overlapped >= NUM_STEPS - 1
     assert not overlap.fallbacks
 
 
 def test_a_compiled_average_settles() -> None:
-    assert law(Net(), momentum, compiled_average).fallbacks.total() == NUM_STEPS
+    assert law(small(), at_once, compiled_average).fallbacks.total() == NUM_STEPS
 
 
 def test_a_step_that_was_compiled_before_is_made_whole() -> None:
     def compiled(model: nn.Module) -> Optimizer:
-        optimizer = momentum(model)
+        optimizer = at_once(model)
         optimizer.step = torch.compile(optimizer.step, backend="eager")  # type: ignore[method-assign]
         return optimizer
 
-    overlap = law(Net(), compiled, usual)
+    overlap = law(small(), compiled, usual)
     assert list(overlap.fallbacks) == [
         "optimizer.step was replaced by a function that is not torch's"
     ]

@@ -13,6 +13,7 @@ from torch.optim import SGD, AdamW
 
 import gradwire as gw
 from gradwire.runtime.local_steps.recipes import TIMES_RATE, MuonWithAdamW
+from tests.each import each
 from tests.runtime.ranks import Ranks
 
 
@@ -106,9 +107,9 @@ SAME: dict[str, tuple[Any, str, Any, int, dict[str, Any]]] = {
 
 
 def both_ways(rank: int, world: int, name: str) -> tuple[int, bool]:
-    """Exchanges by a recipe, and whether what its docstring says has the same bits."""
+    """Exchanges by a recipe, and whether what its docstring says has the same rhythm and bits."""
     make, exchange, outer, every, more = SAME[name]
-    found, counts = [], []
+    found, rhythms, counts = [], [], []
     for by_recipe in (True, False):
         net = model()
         if by_recipe:
@@ -117,21 +118,22 @@ def both_ways(rank: int, world: int, name: str) -> tuple[int, bool]:
             optimizer = make(net if name == "muloco" else net.parameters())
             settings = {"outer": partial(SGD, **outer), "every": every, **more}
             handle = gw.local_steps(net, optimizer, exchange, **settings)
-        for step in range(every + 6):
+        for step in range(min(every + 6, 36)):
             x = torch.full((10, 1), (rank + step) % 8)
             optimizer.zero_grad()
             net(x).square().mean().backward()
             optimizer.step()
         counts.append(handle.stats()["exchanges"])
+        rhythms.append(handle._rhythm)
         handle.end_period()
         found.append([param.detach().clone() for param in net.parameters()])
         handle.detach()
     same = all(map(torch.equal, *found))
-    return counts[0], same and counts[0] == counts[1]
+    return counts[0], same and counts[0] == counts[1] and rhythms[0] == rhythms[1]
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("name", SAME)
+@each("name", SAME)
 def test_a_recipe_is_what_it_says(two: Ranks, name: str) -> None:
-    wanted = {"localsgd": 1, "diloco": 1, "streaming_diloco": 3, "muloco": 2}
+    wanted = {"localsgd": 1, "diloco": 0, "streaming_diloco": 3, "muloco": 2}
     assert two.run(both_ways, name) == [(wanted[name], True)] * 2

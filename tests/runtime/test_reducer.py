@@ -32,21 +32,33 @@ def averaged_by(model: nn.Module, *given: Any, **settings: Any) -> str:
     return found
 
 
-def choices(rank: int, world: int) -> dict[str, str]:
-    return {
+def choices(rank: int, world: int) -> tuple[dict[str, str], str, str]:
+    """Who averages which model; what is said of a user's hook, and where ranks disagree."""
+    found = {
         "dense": averaged_by(ddp(Net()), "none"),
         "nothing to compress": averaged_by(ddp(Net()), ONEBIT, compress_if=lambda *_: False),
         "a matrix to compress": averaged_by(ddp(Net()), ONEBIT),
         "a size": averaged_by(ddp(Net()), DENSE, bucket_cap_mb=1),
         "rows": averaged_by(ddp(Words()), DENSE),
     }
+    hooked = ddp(Net())
+    hooked.register_comm_hook(None, fp16_compress_hook)
+    with pytest.raises(gw.InvalidSetting) as refused:
+        gw.attach(hooked, DENSE)
+    settings: dict[str, Any] = {"num_channels": 4} if rank else {}
+    with pytest.raises(gw.RanksDiffer) as differ:
+        gw.attach(ddp(Net()), DENSE, **keywords(**settings))
+    return found, str(refused.value), str(differ.value)
 
 
 def test_only_what_is_dense_throughout_is_left_to_ddp(two: Ranks) -> None:
     one, other = two.run(choices)
-    assert one == other
-    left = {name for name, by in one.items() if by == "DDP"}
+    assert one[0] == other[0]
+    left = {name for name, by in one[0].items() if by == "DDP"}
     assert left == {"dense", "nothing to compress"}
+    for _, refused, differ in (one, other):
+        assert "fp16_compress_hook" in refused
+        assert "left to DDP" in differ
 
 
 def nothing_runs(rank: int, world: int) -> tuple[set[str], dict[str, Any], int, bool]:
@@ -152,59 +164,24 @@ class OnTelling(Flight):
         """Nothing is left."""
 
 
-def telling(rank: int, world: int, finds_unused: bool) -> int:
-    model = ddp(Net(), find_unused_parameters=finds_unused)
-    handle = gw.attach(model, Telling())
-    with model.join():
-        train(model, adamw(model.parameters()), rank, range(2 + 2 * rank))
-    return handle.step
-
-
-@pytest.mark.parametrize("finds_unused", [False, True])
-def test_a_rank_that_has_joined_takes_part_in_what_a_pilot_tells(
-    finds_unused: bool, two: Ranks
-) -> None:
-    assert two.run(telling, finds_unused) == [4, 4]
-
-
-def at_times(step: int) -> tuple[bool, bool]:
-    return step % 2 == 0, step % 2 == 1
-
-
-def unused_at_times(rank: int, world: int) -> int:
-    model = ddp(Branches(at_times), find_unused_parameters=True)
+def telling(rank: int, world: int) -> list[int]:
+    """Steps with a pilot that tells, and steps without some parameters."""
+    found = []
+    for finds_unused in (False, True):
+        model = ddp(Net(), find_unused_parameters=finds_unused)
+        handle = gw.attach(model, Telling())
+        with model.join():
+            train(model, adamw(model.parameters()), rank, range(2 + 2 * rank))
+        found.append(handle.step)
+        handle.detach()
+    model = ddp(Branches(lambda step: (step % 2 == 0, step % 2 == 1)), find_unused_parameters=True)
     handle = gw.attach(model, DENSE)
     train(model, adamw(model.parameters()), rank, range(4))
-    return handle.step
+    return [*found, handle.step]
 
 
-def test_steps_without_some_parameters_count(two: Ranks) -> None:
-    assert two.run(unused_at_times) == [4, 4]
-
-
-def with_a_hook(rank: int, world: int) -> str:
-    model = ddp(Net())
-    model.register_comm_hook(None, fp16_compress_hook)
-    with pytest.raises(gw.InvalidSetting) as caught:
-        gw.attach(model, DENSE)
-    return str(caught.value)
-
-
-def test_a_hook_of_the_users_own_is_refused(two: Ranks) -> None:
-    for text in two.run(with_a_hook):
-        assert "fp16_compress_hook" in text
-
-
-def disagreeing(rank: int, world: int) -> str:
-    settings: dict[str, Any] = {"num_channels": 4} if rank else {}
-    with pytest.raises(gw.RanksDiffer) as caught:
-        gw.attach(ddp(Net()), DENSE, **keywords(**settings))
-    return str(caught.value)
-
-
-def test_ranks_agree_on_who_averages(two: Ranks) -> None:
-    for text in two.run(disagreeing):
-        assert "left to DDP" in text
+def test_ranks_that_have_joined_tell_and_steps_without_parameters_count(two: Ranks) -> None:
+    assert two.run(telling) == [[4, 4, 4]] * 2
 
 
 def among_three(rank: int, world: int) -> list[str]:
