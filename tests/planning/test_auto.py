@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.compress.uniform import uniform
-from gradwire.contract.units import format_seconds
 from gradwire.exchange.by_name import exchange_for
 from gradwire.planning import catalogue
 from gradwire.planning.check import check
@@ -106,13 +105,6 @@ def test_the_law_bites(wrong: Planner) -> None:
 
 def compressors(plan: Plan) -> set[str]:
     return {plan.exchanges[m.exchange].compressor for m in plan.messages if m.exchange != DENSE}
-
-
-def test_it_compresses_on_a_slow_link_and_not_on_a_fast_one() -> None:
-    profile = catalogue.load("resnet50")
-    slow, fast = (auto(profile, cluster_of(rate=rate)) for rate in (100 * MBIT, 1e6 * MBIT))
-    assert compressors(slow) in ({"qsgd"}, {"uniform"})
-    assert compressors(fast) == set()
 
 
 def uneven_cluster(num_ranks: int = 4) -> Cluster:
@@ -268,24 +260,6 @@ def _sparse(*, is_rows: bool) -> Profile:
     one = TensorSparsity(name="t0", units=units, blocks=blocks, is_rows=is_rows)
     sparsity = SparsityProfile(source="made up", num_gradients=4, tensors=(one,))
     return profile.with_sparsity(sparsity)
-
-
-@pytest.mark.slow
-def test_it_explains_itself_in_ten_lines() -> None:
-    """The decision for ResNet-50 on 64 ranks, with the figures of the plan and what it takes."""
-    profile, cluster = catalogue.load("resnet50"), cluster_of(64, 10_000 * MBIT)
-    plan = auto(profile, cluster)
-    said = explain(plan, profile, cluster)
-    assert 4 <= len(said) <= 10
-    assert said[0].startswith(
-        f"This plan takes {format_seconds(iteration_s(plan, profile, cluster))}"
-    )
-    assert not compressors(plan)
-    assert said[2].startswith("Compression does not pay: ")
-    rate, unit = next(line for line in said if "pay below" in line).split()[-2:]
-    turning = float(rate) * {"Mbit/s": MBIT, "Gbit/s": 1000 * MBIT}[unit[:-1]]
-    slower = auto(profile, cluster.scaled(rate_bytes_per_s=turning / 1.3))
-    assert compressors(slower)
 
 
 @pytest.mark.slow

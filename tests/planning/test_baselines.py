@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import torch
 import torch.distributed as dist
 from hypothesis import given
@@ -15,22 +13,15 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.wfbp import wfbp
-from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.clock import run_on_clock
-from gradwire_lab.laws.inputs import MIXED, LayerRow, profile_of
+from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.planner.bytescheduler import bytescheduler
-from tests.planning.profiles import clusters, exact_cluster, random_instance
+from tests.planning.profiles import clusters, exact_cluster
 from tests.strategies import bounded
-
-SMALL = profile_of(([6], 0.25, 0.25), ([], 0.25, 0.25), ([3, 2], 0.25, 0.25), ([4], 0.25, 0.25))
 
 
 def _tensors(plan: Plan) -> list[list[str]]:
     return [[chunk.tensor for chunk in message.chunks] for message in plan.messages]
-
-
-def test_wfbp_sends_layers_whole_from_the_last_on() -> None:
-    assert _tensors(wfbp(SMALL, exact_cluster())) == [["t3"], ["t1", "t2"], ["t0"]]
 
 
 def test_a_layer_of_two_dtypes_takes_two_messages() -> None:
@@ -105,32 +96,6 @@ def test_mgwfbp_merges_as_its_algorithm_is_printed(
 ) -> None:
     profile = profile_of(*[([numel], 0.0, backward_s) for numel, backward_s in rows])
     assert _tensors(mgwfbp(profile, cluster)) == _as_printed(profile, cluster)
-
-
-def test_mgwfbp_is_wfbp_without_latency_and_one_message_with_much() -> None:
-    free, dear = exact_cluster(hop_s=0.0), exact_cluster(hop_s=1e3)
-    assert mgwfbp(SMALL, free).messages == wfbp(SMALL, free).messages
-    assert _tensors(mgwfbp(SMALL, dear)) == [["t3", "t1", "t2", "t0"]]
-
-
-def test_mgwfbp_is_not_longer_than_wfbp() -> None:
-    draw = random.Random(0)
-    for _ in range(60):
-        profile, cluster, _ = random_instance(draw, draw.randint(1, 12))
-        merged, single = mgwfbp(profile, cluster), wfbp(profile, cluster)
-        shorter = iteration_s(merged, profile, cluster) / iteration_s(single, profile, cluster)
-        assert shorter <= 1 + 1e-12
-
-
-def test_bytescheduler_prefers_the_first_layers_that_are_ready() -> None:
-    """32 bytes take as long as a layer: while t1 is under way, t0 comes in and overtakes it."""
-    rows: list[LayerRow] = [([16], 1.0, 1.0), ([32], 1.0, 1.0)]
-    cluster = exact_cluster(hop_s=0.0, rate=32.0)
-    profile = profile_of(*rows)
-    plan = bytescheduler(profile, cluster, partition_bytes=32, credit=1)
-    sent = [(m.chunks[0].tensor, m.chunks[0].start) for m in plan.messages]
-    assert sent == [("t1", 0), ("t0", 0), ("t0", 8), ("t1", 8), ("t1", 16), ("t1", 24)]
-    assert iteration_s(plan, profile, cluster) == 8.0
 
 
 @bounded(30)

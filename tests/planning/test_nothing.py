@@ -8,11 +8,9 @@ from itertools import product
 import pytest
 
 from gradwire.contract.registry import load, names
-from gradwire.planning.buckets import buckets
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.fusion import NOTHING
-from gradwire.planning.phases import Instance, UnequalBlock
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.timeline import simulate
@@ -57,13 +55,13 @@ EVERYWHERE = list(product(PROFILES, CLUSTERS))
 
 @pytest.mark.parametrize("planner", PLANNERS, ids=name_of)
 def test_plans_are_made_priced_and_explained(planner: Planner, subtests: pytest.Subtests) -> None:
-    """Each is priced; every second one is played and explained, the others for the next planner."""
+    """Each is priced; every sixth one is played and explained, the others for other planners."""
     for place, (on, at) in enumerate(EVERYWHERE, PLANNERS.index(planner)):
         with subtests.test(profile=on, cluster=at):
             profile, cluster = PROFILES[on], CLUSTERS[at]
             plan = planner(profile, cluster)
             assert math.isfinite(iteration_s(plan, profile, cluster))
-            if place % 2:
+            if place % 6 == 0:
                 assert simulate(plan, profile, cluster, ranks="all").iteration_s >= 0
                 assert all(isinstance(one, str) for one in explain(plan, profile, cluster))
                 for row in message_rows(plan, profile, cluster):
@@ -82,17 +80,6 @@ def test_plans_of_all_planners_stand_side_by_side_with_their_figures(on: str, at
         assert 0 <= float(str(row["speedup_vs_one_rank"])) <= cluster.num_ranks * (1 + ROUNDING)
         if row["simulated_s"] == 0:
             assert row["samples_per_second"] == math.inf
-
-
-def test_in_a_gap_shorter_than_the_latency_one_block_is_sent() -> None:
-    """Equations 4 to 7, where a byte costs nothing: the gap is 0.25 s and the latency 0.5 s."""
-    profile = profile_of(([4], 1.0, 0.25), ([64], 1.0, 0.25), ([64], 1.0, 0.25))
-    cluster = CLUSTERS["latency alone"]
-    blocks = Instance.of(profile, cluster, buckets(profile), 16).blocks([0, 1, 2])
-    assert blocks[0] == UnequalBlock(bucket=2, first_basic=0, num_basic=1, start_s=0.25, end_s=0.75)
-    # Layer 0's own message is the one that nothing hides: from 0.75 s on, when it is ready.
-    plan = usbyte(profile, cluster, basic_partition_bytes=16)
-    assert iteration_s(plan, profile, cluster) == 1.25 + 3.0
 
 
 def test_what_other_rates_would_give_is_not_told_without_a_slope() -> None:

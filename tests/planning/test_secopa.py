@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from functools import partial
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.errors import IncompatiblePair, InvalidSetting
+from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.casync import MOST_BATCHES, CaSyncCost, LeastCost
 from gradwire.planning.data.cluster import Cluster, CodecFit
@@ -27,7 +26,6 @@ from tests.each import each
 from tests.planning.profiles import profiles
 from tests.strategies import bounded
 
-MIB = 2**20
 figures = st.floats(1e-6, 1e-3)
 slopes = st.floats(1e-13, 1e-9)
 lines = st.builds(LineFit, alpha_s=figures, per_unit_s=slopes)
@@ -81,30 +79,6 @@ def test_the_choice_is_the_best_of_all(
     assert all(found[k] > choice.seconds * (1 + 1e-13) for k in range(1, choice.num_partitions))
 
 
-def test_a_cut_that_saves_nothing_is_not_made() -> None:
-    """What costs the same whatever its size: one partition, the smallest number."""
-    flat, nothing = LineFit(alpha_s=1e-3, per_unit_s=0.0), LineFit(alpha_s=0.0, per_unit_s=0.0)
-    cost = cost_of(4, flat, nothing, nothing, is_ring=True)
-    assert cost.choose(MIB, 4 * MIB, MIB / 8) == (False, 1, pytest.approx(6e-3))
-
-
-def test_more_partitions_than_ranks_go_in_batches() -> None:
-    """Five on four ranks are two batches: twice the transfers, and of decodes the last batch's."""
-    line = LineFit(alpha_s=1.0, per_unit_s=0.0)
-    nothing = LineFit(alpha_s=0.0, per_unit_s=0.0)
-    for is_ring in (False, True):
-        transfers = cost_of(4, line, nothing, nothing, is_ring=is_ring)
-        assert by_k(transfers, 4, 5) == [6.0, 12.0]
-    assert by_k(cost_of(4, nothing, line, nothing), 4, 5) == [4.0, 5.0]
-    assert by_k(cost_of(4, nothing, line, nothing, is_ring=True), 4, 5) == [4.0, 8.0]
-    assert by_k(cost_of(4, nothing, nothing, line), 4, 5) == [4.0, 4.0]
-    assert by_k(cost_of(4, nothing, nothing, line, is_ring=True), 4, 5) == [4.0, 8.0]
-
-
-def by_k(cost: CaSyncCost, *k: int) -> list[float]:
-    return list(cost.compressed_each_s(MIB, MIB / 8, np.array(k, dtype=np.float64)))
-
-
 def test_low_rank_is_never_cut() -> None:
     """Its two factors are summed on the way: two encodes, one decode, and twice the transfers."""
     send = LineFit(alpha_s=1e-5, per_unit_s=1e-9)
@@ -147,20 +121,6 @@ def test_large_tensors_are_compressed_and_small_ones_share_messages() -> None:
     dense = secopa(profile, cluster_of(rate=1e14))
     assert not _compressed(dense)
     assert dense.exchanges == {}
-
-
-def test_a_gradient_is_cut_into_batches_of_as_many_partitions_as_ranks() -> None:
-    """Where decodes take long, they are hidden behind the transfers of another batch."""
-    slow = LineFit(alpha_s=0.0, per_unit_s=1e-9)
-    nothing = LineFit(alpha_s=0.0, per_unit_s=0.0)
-    cluster = cluster_of(4, codec=CodecFit(encode=nothing, decode=slow, merge=slow))
-    profile = profile_of(([10**7], 0.1, 0.1))
-    cost = CaSyncCost.of(cluster, cluster.codecs["onebit"], is_ring=False, is_low_rank=False)
-    choice = cost.choose(10**7, 4 * 10**7, 10**7 / 8 + 8 * 10**7 / 512)
-    plan = secopa(profile, cluster)
-    assert _compressed(plan) == {"t0": math.ceil(choice.num_partitions / 4)}
-    assert len(plan.messages) > 1
-    assert len({chunk.numel for message in plan.messages for chunk in message.chunks}) <= 2
 
 
 def test_fewer_partitions_than_ranks_are_one_message_of_so_many() -> None:
@@ -233,16 +193,6 @@ def test_who_shares_a_message_has_the_partitions_of_the_sum() -> None:
     assert message.exchange == f"onebit in {all_.num_partitions}"
 
 
-def test_gradients_wait_for_others_until_their_message_is_full() -> None:
-    for cluster in (EVERY, cluster_of(4, 1e14)):
-        assert _shared(secopa(SMALL, cluster, bulk_bytes=2**30)) == [12]
-
-
-def test_alone_nothing_is_compressed_nor_asked_for() -> None:
-    plan = secopa(profile_of(([10**7], 0.1, 0.1)), Cluster(num_ranks=1, rate_bytes_per_s=1e9))
-    assert [message.exchange for message in plan.messages] == [DENSE]
-
-
 def test_error_feedback_goes_to_what_needs_it() -> None:
     profile = catalogue.load("vgg16")
     cast16 = secopa(profile, cluster_of(), compressor="cast16").exchanges["cast16"]
@@ -284,8 +234,3 @@ def test_messages_are_of_the_size_asked_for(profile: Profile, num_ranks: int) ->
 def test_settings_that_there_are_not(settings: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidSetting, match=words):
         partial(secopa, **settings)(profile_of(([10**6], 0.1, 0.1)), cluster_of())
-
-
-def test_what_cannot_be_paired_is_refused() -> None:
-    with pytest.raises(IncompatiblePair, match="casync_ring"):
-        secopa(catalogue.load("vgg16"), cluster_of(), compressor="dgc", collective="casync_ring")

@@ -19,7 +19,7 @@ from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.clock import run_on_clock
-from gradwire_lab.laws.inputs import MIXED, profile_of
+from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planning.tune import search_space, tune
 from tests.each import each
 from tests.planning.profiles import (
@@ -49,7 +49,7 @@ def _brute_force_s(instance: Instance) -> float:
     return min(instance.iteration_s(instance.blocks(place)) for place in orders)
 
 
-@each("num_layers, num_instances", [(3, 60), (5, 60), (6, 12)])
+@each("num_layers, num_instances", [(3, 30), (5, 30), (6, 6)])
 def test_within_5_percent_of_brute_force(num_layers: int, num_instances: int) -> None:
     draw = random.Random(num_layers)
     for _ in range(num_instances):
@@ -59,7 +59,11 @@ def test_within_5_percent_of_brute_force(num_layers: int, num_instances: int) ->
         assert iteration_s(plan, profile, cluster) <= 1.05 * best_s
 
 
-def _is_not_longer(profile: Profile, cluster: Cluster, basic_bytes: int) -> None:
+@bounded(60)
+@given(profile=profiles(), cluster=clusters, basic_bytes=st.integers(1, 9000))
+def test_never_longer_than_wfbp_nor_than_sequential_order(
+    profile: Profile, cluster: Cluster, basic_bytes: int
+) -> None:
     plan = usbyte(profile, cluster, basic_partition_bytes=basic_bytes)
     took_s = iteration_s(plan, profile, cluster)
     instance = _instance(profile, cluster, basic_bytes)
@@ -68,24 +72,10 @@ def _is_not_longer(profile: Profile, cluster: Cluster, basic_bytes: int) -> None
     assert took_s <= iteration_s(wfbp(profile, cluster), profile, cluster) * (1 + ROUNDING)
 
 
-def test_never_longer_than_wfbp_nor_than_sequential_order() -> None:
-    draw = random.Random(1)
-    for _ in range(100):
-        _is_not_longer(*random_instance(draw, draw.randint(1, 14)))
-
-
-@bounded(60)
-@given(profile=profiles(), cluster=clusters, basic_bytes=st.integers(1, 9000))
-def test_never_longer_on_awkward_profiles_either(
-    profile: Profile, cluster: Cluster, basic_bytes: int
-) -> None:
-    _is_not_longer(profile, cluster, basic_bytes)
-
-
 def test_the_climb_never_makes_algorithm_2_worse_and_sometimes_better() -> None:
     draw = random.Random(2)
     gains = []
-    for _ in range(100):
+    for _ in range(60):
         profile, cluster, basic_bytes = random_instance(draw, draw.randint(4, 10))
         plans = [
             usbyte(profile, cluster, basic_partition_bytes=basic_bytes, trials=trials)
@@ -142,15 +132,6 @@ def test_theorem_1_no_other_order_of_the_second_phase_is_shorter() -> None:
     assert num_tried > 100
 
 
-def test_second_phase_is_in_forward_order() -> None:
-    profile = vgg16()
-    plan = usbyte(profile, EIGHT, trials=0)
-    tail = plan.messages[_second_phase(plan, profile, EIGHT) :]
-    layers = [int(message.chunks[0].tensor[1:]) // 2 for message in tail]
-    assert len(tail) > 2
-    assert layers == sorted(set(layers))
-
-
 def test_no_basic_block_of_vgg16s_fc6_is_lost() -> None:
     """As printed, algorithm 1 keeps a few dozen of them; 4 MB blocks make 103."""
     profile = vgg16()
@@ -180,19 +161,6 @@ def test_blocks_are_unequal_and_cross_tensors() -> None:
     ]
 
 
-def test_nothing_is_cut_when_all_communication_is_hidden() -> None:
-    profile = profile_of(([4], 1.0, 8.0), ([64], 1.0, 8.0), ([64], 1.0, 8.0))
-    cluster = exact_cluster(hop_s=2**-4, rate=256.0)
-    plan = usbyte(profile, cluster, basic_partition_bytes=16)
-    assert [len(message.chunks) for message in plan.messages] == [1, 1, 1]
-    assert iteration_s(plan, profile, cluster) == 24 + 0.125 + 16 / 256 + 3
-
-
-def test_a_block_holds_at_least_one_element_and_dtypes_stay_apart() -> None:
-    profile = profile_of(([3, 5], 0.1, 0.1), ([7], 0.1, 0.1), dtypes=MIXED)
-    check(usbyte(profile, EIGHT, basic_partition_bytes=1), profile)
-
-
 def test_under_the_papers_name_one_block_travels_and_nothing_is_merged() -> None:
     """Tuned or not: the search is that of S_p alone."""
     assert list(search_space(usbyte)) == ["basic_partition_bytes"]
@@ -207,10 +175,9 @@ def test_under_the_papers_name_one_block_travels_and_nothing_is_merged() -> None
                 assert len({layer_of[chunk.tensor] for chunk in message.chunks}) == 1
 
 
-@each("rate", [TEN_GBIT, 10 * TEN_GBIT])
-def test_400_layers_are_planned_in_seconds(rate: float) -> None:
+def test_400_layers_are_planned_in_seconds() -> None:
     """It takes 0.3 CPU seconds; the bound leaves room for a busy machine, and none for 400**2."""
-    profile, cluster = deep(400), Cluster(num_ranks=8, rate_bytes_per_s=rate)
+    profile, cluster = deep(400), EIGHT
     started_s = time.process_time()
     plan = usbyte(profile, cluster)
     assert time.process_time() - started_s < 4.0

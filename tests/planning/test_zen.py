@@ -123,25 +123,8 @@ def test_a_plan_through_servers_is_simulated_without_any_value() -> None:
         simulate(zen(profile(), too_many), profile(), too_many)
 
 
-def test_the_plan_can_be_simulated_and_waits_less_than_the_dense_one() -> None:
-    made, plain = zen(profile(), SLOW), zen(profile(measured=False), SLOW)
-    own_s, dense_s = (
-        simulate(one, profile(), SLOW).iteration_s - profile().forward_s - profile().backward_s
-        for one in (made, plain)
-    )
-    assert own_s < 0.2 * dense_s
-
-
-@each("compressor", [None, "dgc"])
-def test_explained_in_words(compressor: str | None) -> None:
-    told = explain(zen(profile(compressor), SLOW), profile(compressor), SLOW)
-    about = [sentence for sentence in told if sentence.startswith("table: ")]
-    assert len(about) == 1
-    assert "the runner-up is" in about[0]
-    said = "The sparse gradient is the part that dgc takes."
-    assert (said in told) == (compressor is not None)
-    assert not [
-        s
-        for s in explain(mgwfbp(profile(measured=False), SLOW), profile(measured=False), SLOW)
-        if "runner-up" in s
-    ]
+def test_explained_in_words() -> None:
+    told = explain(zen(profile("dgc"), SLOW), profile("dgc"), SLOW)
+    (about,) = [sentence for sentence in told if sentence.startswith("table: ")]
+    assert "the runner-up is" in about
+    assert "The sparse gradient is the part that dgc takes." in told

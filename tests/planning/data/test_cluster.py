@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -19,22 +18,6 @@ def test_a_ring_at_8_nodes_costs_the_papers_latency_and_the_links_rate() -> None
     assert cluster.beta_s_per_byte == pytest.approx(1.4e-9)
     assert cluster.all_reduce_s(10**9) == pytest.approx(910e-6 + 1.4)
     assert cluster.wire_bytes(800) == 1400
-
-
-def test_alone_and_with_nothing_to_send_it_costs_nothing() -> None:
-    assert Cluster(num_ranks=1, rate_bytes_per_s=1.0).all_reduce_s(10**9) == 0
-    assert Cluster(num_ranks=1, rate_bytes_per_s=1.0).wire_bytes(10**9) == 0
-    assert Cluster(num_ranks=8, rate_bytes_per_s=1.0).all_reduce_s(0) == 0
-
-
-def test_file_round_trip_and_errors(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.json"
-    cluster = Cluster(num_ranks=3, rate_bytes_per_s=0.1, hop_s=1 / 3)
-    cluster.save(path)
-    assert Cluster.load(path) == cluster
-    path.write_text('{"num_ranks": -1, "rate_bytes_per_s": 1}')
-    with pytest.raises(InvalidSetting, match=r"cluster.json cannot be read: num_ranks: .*got -1"):
-        Cluster.load(path)
 
 
 LINE = LineFit(alpha_s=1e-3, per_unit_s=2e-8, samples=((100, 1e-3), (200, 1.1e-3)))
@@ -127,8 +110,3 @@ def test_broken_measurements_name_the_entry(entry: str, value: object, words: st
     text = json.dumps({**json.loads(MEASURED.to_json()), entry: value})
     with pytest.raises(InvalidSetting, match=f"cluster cannot be read: {words}"):
         Cluster.parse(text)
-
-
-def test_a_measured_cluster_survives_its_file(tmp_path: Path) -> None:
-    MEASURED.save(tmp_path / "cluster.json")
-    assert Cluster.load(tmp_path / "cluster.json") == MEASURED

@@ -26,31 +26,15 @@ def test_the_fit_finds_what_exact_times_were_made_of(alpha_s: float, slope: floa
     assert found.seconds(10**6) == found.alpha_s + found.per_unit_s * 10**6
 
 
-@each("num_repeats", [1, 4])
-def test_the_intervals_hold_the_truth_in_95_percent(num_repeats: int) -> None:
+def test_the_intervals_hold_the_truth_in_95_percent() -> None:
     """Of 2000 made-up measurements; the binomial's three sigma about 95 % are 1.5 %."""
     noise = random.Random(7)
     held = {"alpha": 0, "slope": 0}
     for _ in range(2000):
-        found = fit_line(
-            (size, (1e-3 + 1e-8 * size) * noise.gauss(1, 0.05))
-            for size in SIZES
-            for _ in range(num_repeats)
-        )
+        found = fit_line((size, (1e-3 + 1e-8 * size) * noise.gauss(1, 0.05)) for size in SIZES)
         held["alpha"] += abs(found.alpha_s - 1e-3) <= found.alpha_error_s
         held["slope"] += abs(found.per_unit_s - 1e-8) <= found.per_unit_error_s
     assert all(0.93 < count / 2000 < 0.97 for count in held.values()), held
-
-
-def test_noise_ends_in_the_residual() -> None:
-    noise = random.Random(0)
-    found = fit_line(
-        (size, (1e-4 + 1e-8 * size) * noise.uniform(0.9, 1.1)) for size in SIZES for _ in range(50)
-    )
-    # Uniform in +-10 % has a standard deviation of 10 % / sqrt(3).
-    assert found.residual == pytest.approx(0.1 / math.sqrt(3), rel=0.1)
-    assert found.alpha_s == pytest.approx(1e-4, rel=0.03)
-    assert found.per_unit_s == pytest.approx(1e-8, rel=0.03)
 
 
 @each(
@@ -102,12 +86,6 @@ def test_samples_of_one_size_tell_no_slope(size: int) -> None:
     line = LineFit(alpha_s=1.0, per_unit_s=0.5, samples=((size, 2.0), (size, 3.0)))
     assert line.tail_s == 0.5
     assert line.parts(2 * size + 2)[1] == 0.5 * (2 * size + 2)
-
-
-def test_a_fit_survives_its_json() -> None:
-    found = fit_line([(1, 1 / 3), (2, 0.7), (3, 1.1)])
-    assert LineFit.model_validate_json(found.model_dump_json()) == found
-    assert found.seconds(0) == 0
 
 
 @each("freedom, exact", [(1, 12.7062), (4, 2.7764), (5, 2.5706), (9, 2.2622), (60, 2.0003)])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from gradwire.planning.measure import layers
+TICK_S = 1 / 1024
 
 
 class Clock:
@@ -21,15 +20,10 @@ class Clock:
         self.now_s = 0.0
 
     def pass_by(self, ticks: int) -> None:
-        self.now_s += ticks / 1024
+        self.now_s += ticks * TICK_S
 
     def __call__(self) -> float:
         return self.now_s
-
-
-def install(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the recorder read ``clock``."""
-    monkeypatch.setattr(layers, "clock", clock)
 
 
 class _Pass(torch.autograd.Function):

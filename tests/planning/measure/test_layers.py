@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,24 @@ from gradwire.errors import InvalidSetting
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.measure.layers import profile
 from tests.each import each
-from tests.planning.measure.models import Clock, Pause, Timed, install, step_of
-
-TICK_S = 1 / 1024
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    install(made, monkeypatch)
-    return made
+from tests.planning.measure.models import TICK_S, Clock, Pause, Timed, step_of
 
 
 def ticks(found: Profile) -> dict[str, tuple[float, float]]:
     return {x.name: (x.forward_s / TICK_S, x.backward_s / TICK_S) for x in found.layers}
+
+
+class Calling(nn.Module):
+    """Its parts, called in the order of ``run(model, x)``."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
 
 
 def test_each_layer_gets_its_own_time_and_what_follows_it(clock: Clock) -> None:
@@ -57,15 +62,8 @@ def test_time_around_the_layers_is_charged_too(clock: Clock) -> None:
 
 
 def test_layers_come_in_the_order_of_first_calls(clock: Clock) -> None:
-    class Backwards(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last, self.first = Timed(clock, 1, 2), Timed(clock, 3, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.first(x))
-
-    model = Backwards()
+    parts = {"last": Timed(clock, 1, 2), "first": Timed(clock, 3, 4)}
+    model = Calling(lambda own, x: own.last(own.first(x)), **parts)
     found = profile(model, step_of(model), iterations=1)
     assert ticks(found) == {"first": (3, 4), "last": (1, 2)}
     assert found.measurement is not None
@@ -73,32 +71,17 @@ def test_layers_come_in_the_order_of_first_calls(clock: Clock) -> None:
 
 
 def test_a_layer_called_twice_is_added_up_and_ready_once(clock: Clock) -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell, self.between = Timed(clock, 3, 5), Timed(clock, 1, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.cell(self.between(self.cell(x)))
-
-    model = Twice()
+    parts = {"cell": Timed(clock, 3, 5), "between": Timed(clock, 1, 1)}
+    model = Calling(lambda own, x: own.cell(own.between(own.cell(x))), **parts)
     found = profile(model, step_of(model), iterations=1)
     # The first of the cell's two backwards makes no gradient ready: the next one, between's, waits.
     assert ticks(found) == {"cell": (6, 5), "between": (1, 6)}
 
 
 def test_tied_weights_are_one_tensor_in_the_layer_called_first(clock: Clock) -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head, self.middle = Timed(clock, 1, 2), Timed(clock, 10, 20)
-            self.stem = Timed(clock, 3, 4)
-            self.head.weight = self.stem.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.middle(self.stem(x)))
-
-    model = Tied()
+    parts = {"head": Timed(clock, 1, 2), "middle": Timed(clock, 10, 20), "stem": Timed(clock, 3, 4)}
+    model = Calling(lambda own, x: own.head(own.middle(own.stem(x))), **parts)
+    model.head.weight = model.stem.weight
     found = profile(model, step_of(model), iterations=1)
     # The head owns nothing of its own any more: its time lies with its neighbour.
     assert ticks(found) == {"stem": (3, 4), "middle": (11, 22)}
@@ -145,26 +128,12 @@ def test_a_model_used_only_in_parts(clock: Clock) -> None:
 
 
 def test_recomputation_is_backward_time(clock: Clock) -> None:
-    class Again(nn.Module):
-        def __init__(self, reentrant: bool) -> None:
-            super().__init__()
-            self.stem, self.body = Timed(clock, 1, 1), Timed(clock, 3, 5)
-            self.reentrant = reentrant
-
-        def forward(self, x: Tensor) -> Tensor:
-            kept: Tensor = checkpoint(self.body, self.stem(x), use_reentrant=self.reentrant)
-            return kept
-
     for reentrant in (False, True):
-        model = Again(reentrant)
+        again = partial(checkpoint, use_reentrant=reentrant)
+        parts = {"stem": Timed(clock, 1, 1), "body": Timed(clock, 3, 5)}
+        model = Calling(lambda own, x, again=again: again(own.body, own.stem(x)), **parts)
         found = ticks(profile(model, step_of(model), iterations=1))
         assert found == {"stem": (1, 1), "body": (3, 3 + 5)}, reentrant
-
-
-def test_several_backwards_in_a_step_are_added_up(clock: Clock) -> None:
-    model = nn.Sequential(Timed(clock, 3, 5))
-    once = step_of(model)
-    assert ticks(profile(model, lambda: (once(), once()), iterations=1)) == {"0": (6, 10)}
 
 
 def test_frozen_layers_leave_their_time_to_the_one_before(clock: Clock) -> None:
@@ -249,21 +218,6 @@ def test_inside_of_ddp(tmp_path: Path) -> None:
         profile_wrapped()
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_dtypes_are_those_of_the_parameters() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2).to(torch.bfloat16))
-    x = torch.ones(2, 4)
-    found = profile(
-        model,
-        lambda: model[1](model[0](x).to(torch.bfloat16)).sum().backward(),
-        iterations=1,
-        batch_size=2,
-    )
-    assert [t.dtype for layer in found.layers for t in layer.tensors] == [
-        *("float32", "float32"),
-        *("bfloat16", "bfloat16"),
-    ]
 
 
 class Stateful(nn.Module):

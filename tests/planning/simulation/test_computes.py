@@ -16,7 +16,6 @@ from gradwire.collective.casync_ring import casync_ring
 from gradwire.collective.zen import zen
 from gradwire.compress.onebit import onebit
 from gradwire.compress.powersgd import powersgd
-from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange, Member
 from gradwire.contract.collective import Collective
@@ -86,8 +85,8 @@ def chunks(own: list[Done], name: str, *, beside: bool = False) -> float:
     return sum(one.numel for one in own if one.name == name and one.is_beside is beside) / CHUNK
 
 
-@each("world", [2, 3, 5, 8])
-@each("codec", [onebit(), qsgd(), topk(density=0.1)])
+@each("world", [2, 5])
+@each("codec", [onebit(), topk(density=0.1)])
 def test_table_3_of_a_ring(codec, world: int) -> None:
     """beta = gamma = N: encodes and decodes of a chunk that overlap with no transfer. A merge is
     what the paper calls decode and aggregate; the other N - 1 decodes overlap."""
@@ -98,8 +97,8 @@ def test_table_3_of_a_ring(codec, world: int) -> None:
         assert {one.numel for one in own} == {CHUNK}
 
 
-@each("world", [2, 3, 5, 8])
-@each("codec", [onebit(), qsgd(), topk(density=0.1)])
+@each("world", [2, 5])
+@each("codec", [onebit(), topk(density=0.1)])
 def test_table_3_of_a_small_parameter_server(codec, world: int) -> None:
     """beta = K = N chunks, as section 6 has it where aggregators are workers: N - 1 are pushed and
     one mean is pulled. Of N chunks that are merged the own one is not decoded. Those pulled come

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.contract import Exchange, Member, State
+from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import (
     AllGather,
     AllReduce,
@@ -14,6 +20,8 @@ from gradwire.contract.verbs import (
     Recv,
     ReduceScatter,
     Send,
+    Steps,
+    Verb,
 )
 from gradwire.errors import Deadlock, InvalidSetting
 from gradwire.planning.simulation.events import Traffic, play
@@ -21,7 +29,32 @@ from gradwire.planning.simulation.supersteps import Hop, Joint, Price, Superstep
 from gradwire.planning.simulation.timeline import simulate_exchange
 from tests.each import each
 from tests.planning.profiles import exact_cluster
-from tests.planning.simulation.exchanges import Says, looks_at_values
+
+Row = Verb | tuple[Verb, ...]
+Rows = Callable[[int, int, Tensor], list[Row]]
+
+
+class Says(Exchange):
+    """Yields what ``rows(rank, world, grad_N)`` lists, one behind the other; averages nothing."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def init(self, spec: TensorSpec, world: int) -> State:
+        return None
+
+    def synchronise(
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Tensor | None = None,
+    ) -> Steps[State]:
+        for row in self.rows(me.rank, me.world, grad_N):
+            _ = yield row  # a list takes no results, so no `yield from`
+        return state
+
 
 THREE = exact_cluster(num_ranks=3)
 HOP_S, BYTE_S = 2**-9, 2**-20
@@ -31,28 +64,6 @@ SEND_S = HOP_S + 4 * NUMEL * BYTE_S
 
 def _joint(latency_s: float, work_s: float) -> Joint:
     return Joint("AllReduce", (), 1, Price(latency_s, work_s))
-
-
-def test_a_transfer_alone_takes_a_hop_and_its_bytes() -> None:
-    def rows(rank, world, grad_N):
-        return [Send(1, grad_N)] if rank == 0 else [Recv(0, grad_N)] if rank == 1 else []
-
-    trace = simulate_exchange(Says(rows), NUMEL, THREE)
-    spans = [(s.rank, s.name, s.start_s, s.end_s, s.size_bytes) for s in trace.spans]
-    assert spans == [
-        (0, "Send", 0.0, SEND_S, 4 * NUMEL),
-        (1, "Recv", 0.0, SEND_S, 0),
-    ]
-
-
-def test_two_transfers_into_one_rank_take_twice_as_long() -> None:
-    def rows(rank, world, grad_N):
-        if rank:
-            return [Send(0, grad_N)]
-        return [(Recv(1, grad_N), Recv(2, grad_N.clone()))]
-
-    trace = simulate_exchange(Says(rows), NUMEL, THREE)
-    assert {span.end_s for span in trace.spans} == {HOP_S + 2 * 4 * NUMEL * BYTE_S}
 
 
 def test_a_send_waits_for_its_receiver() -> None:
@@ -111,60 +122,58 @@ def test_an_all_to_all_of_unequal_parts_takes_what_the_busiest_link_takes() -> N
     assert end_s == pytest.approx(2 * HOP_S + 2 * 2**14 * 4 * BYTE_S)
 
 
-def test_a_deadlock_names_who_waits_for_whom() -> None:
+def _by_rank(*verbs: Callable[[Tensor], Row]) -> Rows:
+    """The verb of each rank; the ranks behind them have none."""
+    return lambda rank, world, grad_N: [verb(grad_N) for verb in verbs[rank : rank + 1]]
+
+
+def _sends_first(rank: int, world: int, grad_N: Tensor) -> list[Row]:
     """Everybody sends first and nobody receives: buffering may hide it, the model does not."""
-
-    def rows(rank, world, grad_N):
-        ahead = (rank + 1) % 3
-        return [Send(ahead, grad_N), Recv((rank - 1) % 3, grad_N)]
-
-    with pytest.raises(Deadlock, match=r"rank 0 waits in Send\(32 B to rank 1\) of message 0;"):
-        simulate_exchange(Says(rows), 8, THREE)
+    return [Send((rank + 1) % 3, grad_N), Recv((rank - 1) % 3, grad_N)]
 
 
-def test_a_deadlock_names_who_has_ended() -> None:
-    def rows(rank, world, grad_N):
-        return [AllReduce(grad_N)] if rank else []
-
-    with pytest.raises(Deadlock, match=r"rank 2 waits in AllReduce\(32 B\).*already ended: rank 0"):
-        simulate_exchange(Says(rows), 8, THREE)
-
-
-def test_ends_that_disagree_are_refused() -> None:
-    def rows(rank, world, grad_N):
-        return [Send(1, grad_N)] if rank == 0 else [Recv(0, grad_N[:3])] if rank == 1 else []
-
-    with pytest.raises(InvalidSetting, match="rank 0 sends 32 bytes to rank 1, which receives 12"):
-        simulate_exchange(Says(rows), 8, THREE)
+def _looks(grad_N: Tensor) -> Row:
+    return Compute("encode", lambda: int(torch.count_nonzero(grad_N)), grad_N.numel())
 
 
 @each(
-    "other",
+    "rows, error, words",
     [
-        lambda grad_N: Broadcast(0, grad_N),
-        lambda grad_N: AllReduce(grad_N[:4]),
-        lambda grad_N: AllReduce(grad_N.double()[:4]),
+        (_sends_first, Deadlock, r"rank 0 waits in Send\(32 B to rank 1\) of message 0;"),
+        (
+            lambda rank, world, grad_N: [AllReduce(grad_N)] if rank else [],
+            Deadlock,
+            r"rank 2 waits in AllReduce\(32 B\).*already ended: rank 0",
+        ),
+        (
+            _by_rank(lambda grad_N: Send(1, grad_N), lambda grad_N: Recv(0, grad_N[:3])),
+            InvalidSetting,
+            "rank 0 sends 32 bytes to rank 1, which receives 12",
+        ),
+        *(
+            (
+                _by_rank(AllReduce, other, AllReduce),
+                InvalidSetting,
+                "ranks call different collectives",
+            )
+            for other in (
+                lambda grad_N: Broadcast(0, grad_N),
+                lambda grad_N: AllReduce(grad_N[:4]),
+                lambda grad_N: AllReduce(grad_N.double()[:4]),
+            )
+        ),
+        (_by_rank(_looks), InvalidSetting, "looks at values, and there are none"),
+        (
+            _by_rank(lambda grad_N: AllGather(grad_N, grad_N, Among.SHARDS)),
+            InvalidSetting,
+            "no tensor-parallel links",
+        ),
     ],
-    ids=["verb", "size", "dtype"],
 )
-def test_collectives_that_disagree_are_refused(other) -> None:
-    def rows(rank, world, grad_N):
-        return [other(grad_N) if rank == 1 else AllReduce(grad_N)]
-
-    with pytest.raises(InvalidSetting, match="ranks call different collectives"):
-        simulate_exchange(Says(rows), 8, THREE)
-
-
-def test_an_exchange_that_looks_at_values_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="looks at values, and there are none"):
-        simulate_exchange(Says(looks_at_values), 8, THREE)
-
-
-def test_a_gather_among_shards_is_refused() -> None:
-    def rows(rank, world, grad_N):
-        return [AllGather(grad_N, grad_N, Among.SHARDS)]
-
-    with pytest.raises(InvalidSetting, match="no tensor-parallel links"):
+def test_texts_that_cannot_be_played_are_refused(
+    rows: Rows, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
         simulate_exchange(Says(rows), 8, THREE)
 
 

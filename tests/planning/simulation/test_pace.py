@@ -62,7 +62,7 @@ def test_a_lane_that_takes_the_core_holds_the_backward_pass_up() -> None:
     assert found == {1.0: [1.0, 2.0], 0.5: [1.0, 2.25], 0.0: [1.0, 2.5]}
 
 
-@bounded(100)
+@bounded(40)
 @given(
     gaps_s=st.lists(SECONDS, min_size=1, max_size=8),
     works_s=st.lists(SECONDS, min_size=8, max_size=8),

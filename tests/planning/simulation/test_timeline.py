@@ -34,7 +34,7 @@ HOP_S, RATE = 2**-9, 2**20
 PROFILE = profile_of(([2**12], 0.25, 0.5), ([2**12], 0.25, 0.5))
 
 
-@each("world", [2, 3, 4, 8, 16])
+@each("world", [3, 8])
 @each("collective", [ring(), casync_ring(), casync_ps()])
 def test_dense_exchanges_take_the_ring_all_reduces_time(collective, world: int) -> None:
     """2(N-1)(hop + n/N/rate), hop by hop or by collectives, when N divides n."""
@@ -47,14 +47,6 @@ def test_dense_exchanges_take_the_ring_all_reduces_time(collective, world: int) 
     assert trace.iteration_s == pytest.approx(cluster.all_reduce_s(4 * numel), rel=1e-13)
 
 
-@each("world", [2, 3, 8])
-def test_sparse_gather_takes_its_closed_form(world: int) -> None:
-    """(N-1)(hop + m/rate) for payloads of m bytes: 8 for each of the kept elements."""
-    exchange = pair(topk(density=0.25), allgather_sparse())
-    trace = simulate_exchange(exchange, 2**12, exact_cluster(num_ranks=world))
-    assert trace.iteration_s == (world - 1) * (HOP_S + 8 * 2**10 / RATE)
-
-
 ENCODE = LineFit(alpha_s=2**-12, per_unit_s=2**-24)
 MERGE = LineFit(alpha_s=2**-13, per_unit_s=2**-25)
 DECODE = LineFit(alpha_s=2**-14, per_unit_s=2**-26)
@@ -62,7 +54,7 @@ CODEC = CodecFit(encode=ENCODE, merge=MERGE, decode=DECODE)
 """Three lines, no multiple of which is another's."""
 
 
-@each("world", [2, 4, 8])
+@each("world", [2, 8])
 @each("collective", [casync_ring(), casync_ps()])
 def test_casync_takes_its_closed_form(collective, world: int) -> None:
     """2(N-1)(hop + m/rate) for payloads of m bytes a chunk, and the codec's time.
@@ -153,16 +145,6 @@ def test_spans_of_several_verbs_say_which() -> None:
     ]
 
 
-def test_jitter_makes_ranks_differ_and_the_slowest_decides() -> None:
-    cluster = exact_cluster(num_ranks=4)
-    plan = wfbp(PROFILE, cluster)
-    trace = simulate(plan, PROFILE, cluster, ranks="all", jitter=0.1, seed=1)
-    ends_s = {s.rank: s.end_s for s in trace.spans if s.lane == "backward"}
-    assert len(set(ends_s.values())) == 4
-    last = [s for s in trace.spans if s.lane == "communication" and s.message == 1]
-    assert {s.end_s for s in last} == {max(ends_s.values()) + cluster.all_reduce_s(2**14)}
-
-
 @each(
     "settings, words",
     [
@@ -180,7 +162,7 @@ def test_settings_that_mean_nothing_are_refused(settings, words: str) -> None:
         simulate(plan, PROFILE, exact_cluster(), **settings)
 
 
-@each("name", ["ddp", "espresso", "selective_fusion", "wfbp"])  # the slowest two, and dense
+@each("name", ["espresso", "wfbp"])  # the slowest, and dense
 def test_resnet50_on_128_ranks_is_quick(name: str) -> None:
     """About 5 ms for one rank and half a second for all; the bounds leave room for slow hosts."""
     profile = catalogue.load("resnet50")
