@@ -18,7 +18,6 @@ from torch import Tensor
 
 from gradwire.compress.dgc import dgc
 from gradwire.compress.int8 import int8
-from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl.build import Built, Call
@@ -26,7 +25,6 @@ from gradwire.dsl.gpu import launch as gpu_build
 from gradwire.dsl.gpu.launch import Launcher, LaunchPart
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.program import Program
-from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.dsl import runs_launch
 from gradwire_lab.dsl.coders import Coder
@@ -37,8 +35,8 @@ from gradwire_lab.library.zero_run import zero_run
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SIZES = ((1, 300, 0, 65, 1000), (300, 0, 4, 128, 1000))
-"""Elements of tensors; those of the second row are read in vectors."""
+ODD, EVEN = (1, 300, 0, 65, 1000), (300, 0, 4, 128, 1000)
+"""Elements of tensors; the even ones are read in vectors."""
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +65,15 @@ def encoded(codec: Program, sizes: tuple[int, ...], device: torch.device) -> lis
     return [one.cpu() for one in (*buffers, *residuals, *outs)]
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=["odd", "even"])
 @pytest.mark.parametrize(
-    "codec",
-    [onebit(), int8(block=64), qsgd(), threelc(block=128), dgc(density=0.1), adacomp()],
+    ("codec", "sizes"),
+    [
+        (int8(block=64), ODD),
+        (int8(block=64), EVEN),
+        (qsgd(), EVEN),
+        (threelc(block=128), ODD),
+        (dgc(density=0.1), ODD),
+    ],
     ids=repr,
 )
 def test_several_tensors_are_one_launch_and_have_the_bits_of_the_cpu(
@@ -115,7 +118,7 @@ def test_vectors_are_wide_only_where_memory_allows_it() -> None:
 # ---- runs --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plain=st.lists(st.sampled_from([0, 0, 0, 0, 1, 242]), max_size=90),
     block_bytes=st.sampled_from([13, 26, 200]),
@@ -147,7 +150,7 @@ def read(
     return runs_launch.decode_runs(lengths_B, coded_C, plain_U, block_bytes, byte, times, known.of)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(coded=st.lists(st.integers(0, 255), min_size=3, max_size=26), first=st.integers(0, 3))
 def test_codes_that_are_none_are_refused_as_by_the_definition(coded: list[int], first: int) -> None:
     known, coded_C = zero_run, torch.tensor(coded, dtype=torch.uint8)
@@ -158,6 +161,3 @@ def test_codes_that_are_none_are_refused_as_by_the_definition(coded: list[int], 
     assert found == want
     assert (around_U[:10] == 7).all()
     assert (around_U[70:] == 7).all()
-
-
-# ---- what is made before the first step --------------------------------------------------------

@@ -150,16 +150,6 @@ def test_stages_run_together_where_they_can():
     assert [len(stage.stages) for stage in made] == [3, 2]  # total, size, least; then the others
 
 
-def test_both_back_ends_draw_one_sample():
-    grad_N = normal(70_000)
-    codec = quantiles(seed=3)
-    state = codec.init(TensorSpec("gradient", 70_000))
-    found, _ = codec.encode(state, grad_N)
-    with reference_only():
-        want, _ = codec.encode(state, grad_N)
-    assert torch.equal(found.buffer, want.buffer)
-
-
 # ---- orders of one's own -------------------------------------------------------------------------
 
 
@@ -202,23 +192,3 @@ def test_an_order_of_ones_own_is_a_stable_sort_by_its_key(values):
         place = min(int(i / 3 * len(values)), len(values) - 1)
         for name, want in ((f"near{i}", near[place]), (f"part{i}", parts[place])):
             assert found[name].item() == pytest.approx(want, abs=0, nan_ok=True)
-
-
-def test_a_sample_has_the_same_orders():
-    class farthest(Summary):
-        seed: int = 0
-
-        def encode(self, gradient):
-            mean = whole(reduce(gradient, add), add) / whole(size(gradient), add)
-            drawn = sort(sample(gradient, 0.05), lambda a, b: abs(a - mean) > abs(b - mean))
-            return concat(most=pick(drawn, 0.0), least=pick(drawn, 1.0), bits=bits(gradient))
-
-        def decode(self, compressed):
-            return map(extract(compressed)[-1], lambda bit: bit)
-
-    grad_N = normal(5000)
-    state = farthest().init(TensorSpec("gradient", 5000))
-    payload, _ = farthest().encode(state, grad_N)
-    most, least = payload["most"].item(), payload["least"].item()
-    assert {most, least} <= set(grad_N.tolist())
-    assert abs(most) > 1.5 > 0.1 > abs(least)

@@ -134,9 +134,9 @@ def test_processes_that_start_together_build_once(folder, tmp_path):
     command = [sys.executable, "-c", LOAD]
     processes = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
+        for _ in range(2)
     ]
-    assert [process.communicate(timeout=100)[0].strip() for process in processes] == ["True"] * 3
+    assert [process.communicate(timeout=100)[0].strip() for process in processes] == ["True"] * 2
     assert len(log.read_text().split()) == 1
     assert len(list(folder.glob("select-*.so"))) == 1
     assert not list(folder.glob("*.tmp"))
@@ -168,32 +168,50 @@ def test_a_killed_compile_leaves_nothing_that_is_loaded(monkeypatch, tmp_path, f
     assert encode_something() == [1]
 
 
-def cut_short(library: bytes) -> bytes:
-    return library[: len(library) // 2]
-
-
-def zeroed(library: bytes) -> bytes:
-    """As a crash of the machine leaves a file: its length is there, a page of it is not."""
-    half = len(library) // 2 & -4096
-    return library[:half] + bytes(4096) + library[half + 4096 :]
-
-
 @needs_compiler
-@pytest.mark.parametrize("damage", [cut_short, zeroed])
-def test_a_damaged_library_is_built_again_with_a_warning(damage, folder):
+def test_a_damaged_library_is_built_again_with_a_warning(folder):
     """In processes of their own: the loader ends by a signal where half a file is mapped."""
     command = [sys.executable, "-c", LOAD]
     subprocess.run(command, check=True, capture_output=True, timeout=100)
     (library,) = folder.glob("select-*.so")
     whole = library.read_bytes()
-    library.write_bytes(damage(whole))
+    library.write_bytes(whole[: len(whole) // 2])
     process = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
     assert process.stdout.strip() == "True"
     assert f"{library} is built again" in process.stderr
     assert process.stderr.count("kernel cache") == 1
     assert len(library.read_bytes()) == len(whole)
-    process = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
-    assert (process.stdout.strip(), process.stderr) == ("True", "")
+
+
+NO_ROOM = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+"""
+
+
+@needs_compiler
+def test_without_room_anywhere_the_reference_serves_and_says_so_once(tmp_path):
+    command = [sys.executable, "-c", NO_ROOM + LOAD]
+    environment = {**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+    process = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=100, env=environment
+    )
+    assert process.stdout.strip() == "False"
+    assert process.stderr.count("could not build") == 1
+    assert not list(tmp_path.rglob("select-*.[st]*"))
+
+
+@needs_compiler
+def test_a_full_folder_is_passed_over(monkeypatch, tmp_path, folder):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    real = compiler.Cache.has_room
+    monkeypatch.setattr(
+        compiler.Cache, "has_room", lambda cache: cache.path != folder and real(cache)
+    )
+    assert build.load_library("select") is not None
+    assert len(list((tmp_path / "home" / ".cache" / "gradwire").glob("select-*.so"))) == 1
+    assert not list(folder.glob("select-*"))
 
 
 @needs_compiler
@@ -202,56 +220,6 @@ def test_headers_of_the_folder_that_training_starts_in_are_not_compiled(monkeypa
     source = compiler.CppSource("some", '#include "packing.h"', ROOT / "src/gradwire/dsl/csrc")
     monkeypatch.chdir(tmp_path)
     assert compiler.load_compiled(source) is not None
-
-
-@needs_compiler
-def test_a_builder_that_is_stopped_holds_nobody_up(monkeypatch, tmp_path, folder):
-    """It goes on later as if nothing had been: both libraries are the same."""
-    reached, go = tmp_path / "reached", tmp_path / "go"
-    os.mkfifo(reached)
-    os.mkfifo(go)
-    slow = tmp_path / "slow"
-    slow.touch()
-    wait = f'if [ -e {slow} ]; then echo > {reached}; read line < {go}; fi; exec "$real" "$@"'
-    monkeypatch.setenv("CXX", str(compiler_script(tmp_path / "cxx", wait)))
-    command = [sys.executable, "-c", LOAD]
-    builder = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
-    try:
-        reached.read_text()  # returns when the compiler got there
-        os.killpg(builder.pid, signal.SIGSTOP)
-        slow.unlink()
-        impatient = LOAD.replace(";", "; from gradwire.kernels import compiler; {};")
-        impatient = impatient.format("compiler._LOCK_PATIENCE_S = 0.0")
-        other = subprocess.run(
-            [sys.executable, "-c", impatient],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert other.stdout.strip() == "True"
-        assert "may be stopped" in other.stderr
-        os.killpg(builder.pid, signal.SIGCONT)
-        go.write_text("\n")
-        assert builder.communicate(timeout=100)[0].strip() == "True"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(builder.pid, signal.SIGKILL)
-        builder.wait(timeout=60)
-    assert len(list(folder.glob("select-*.so"))) == 1
-
-
-def test_a_cache_that_cannot_be_written_moves_to_a_private_folder(monkeypatch, tmp_path):
-    blocked = tmp_path / "a file, so no folder can be made below it"
-    blocked.touch()
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    monkeypatch.setenv("HOME", str(blocked))
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    assert build.load_library("select") is not None
-    (library,) = temporary.rglob("select-*.so")
-    assert library.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("text", ["flags : fpu sse2\nmodel name : One\n", "Features : asimd\n"])
@@ -264,7 +232,8 @@ def test_another_processor_is_another_library(tmp_path, text):
 
 
 @needs_compiler
-def test_the_reference_can_be_forced_and_nests():
+def test_the_reference_can_be_forced_and_nests(monkeypatch):
+    monkeypatch.setattr(build, "libraries", lambda: ("select",))
     assert build.backend() == "cpp"
     with compiler.reference_only():
         with compiler.reference_only():

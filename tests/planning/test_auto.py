@@ -95,9 +95,15 @@ def always_compresses(profile: Profile, cluster: Cluster) -> Plan:
     return found.plan
 
 
-@each("wrong", [wfbp, always_compresses])
-def test_the_law_bites(wrong: Planner) -> None:
-    profile, cluster = catalogue.load("resnet50"), cluster_of(64, 1e6 * MBIT, 1e-7)
+@each(
+    "wrong, profile",
+    [
+        (wfbp, profile_of(*[([1000], 1e-4, 1e-4)] * 20)),
+        (always_compresses, catalogue.load("lstm")),
+    ],
+)
+def test_the_law_bites(wrong: Planner, profile: Profile) -> None:
+    cluster = cluster_of(4, 1e6 * MBIT, 1e-7)
     law_no_slower_than_ddp(auto, profile, cluster)
     with pytest.raises(AssertionError):
         law_no_slower_than_ddp(wrong, profile, cluster)
@@ -170,9 +176,8 @@ def test_what_attach_does_without_a_plan_is_among_the_plans() -> None:
     assert exchanges_of(plan)["uniform"] == exchange
 
 
-@each("cluster", [cluster_of(), uneven_cluster()], ids=["even", "uneven"])
-def test_vectors_stay_dense(cluster: Cluster) -> None:
-    profile = catalogue.load("gpt2" if cluster == uneven_cluster() else "resnet50")
+def test_vectors_stay_dense() -> None:
+    profile, cluster = catalogue.load("vgg16"), uneven_cluster()
     plan = auto(profile, cluster)
     shapes = {t.name: t.shape for layer in profile.layers for t in layer.tensors}
     through = [c.tensor for m in plan.messages if m.exchange != DENSE for c in m.chunks]
@@ -182,7 +187,7 @@ def test_vectors_stay_dense(cluster: Cluster) -> None:
 
 @each("fidelity", FIDELITIES)
 def test_a_fidelity_admits_no_more_than_it_says(fidelity: str) -> None:
-    used = compressors(auto(catalogue.load("resnet50"), cluster_of(), fidelity=fidelity))
+    used = compressors(auto(catalogue.load("lstm"), cluster_of(), fidelity=fidelity))
     assert used <= set(admitted(fidelity, cluster_of()).exchanges)
     assert bool(used) is (fidelity != "exact")
 
@@ -191,7 +196,7 @@ def test_the_very_bits_are_coded_only_where_that_pays() -> None:
     """At 10 Mbit fewer bytes are worth an encode of 400 MB a second; at 100 Mbit they are not."""
     line = LineFit(alpha_s=2e-5, per_unit_s=1e-8)
     codecs = {"lossless": CodecFit(encode=line, decode=line, merge=line)}
-    profile = catalogue.load("vgg16")
+    profile = catalogue.load("lstm")
     used = []
     for rate in (10 * MBIT, 10_000 * MBIT):
         cluster = Cluster(num_ranks=4, rate_bytes_per_s=rate, codecs=codecs)
@@ -208,16 +213,16 @@ def test_what_needs_error_feedback_gets_it() -> None:
 
 def test_what_is_not_measured_is_not_chosen() -> None:
     bare = Cluster(num_ranks=4, rate_bytes_per_s=100 * MBIT)
-    assert compressors(auto(catalogue.load("resnet50"), bare)) == set()
+    assert compressors(auto(catalogue.load("lstm"), bare)) == set()
     assert admitted("safe", bare).not_measured == tuple(LOSS_OVER_DENSE)
 
 
 def test_a_gain_within_the_margin_is_none() -> None:
     """A codec just fast enough for a gain, and one just too slow for the margin."""
-    profile = catalogue.load("vgg16")
+    profile = catalogue.load("lstm")
     dense = auto(profile, cluster_of(rate=10_000 * MBIT), fidelity="exact")
     seen = set()
-    for per_unit_s in (1e-9, 3e-9, 4e-9, 8e-9):
+    for per_unit_s in (1e-9, 3e-9, 8e-9):
         cluster = cluster_of(rate=10_000 * MBIT, per_unit_s=per_unit_s)
         plan = auto(profile, cluster)
         if compressors(plan):
@@ -227,12 +232,11 @@ def test_a_gain_within_the_margin_is_none() -> None:
     assert seen == {True, False}
 
 
-@pytest.mark.slow
 def test_hosts_of_several_ranks_are_planned_for() -> None:
     """Those that add up within a host first; what must stay whole is no choice there."""
     host = Host(num_ranks=2, rate_bytes_per_s=1e10)
     cluster = cluster_of(num_ranks=8).model_copy(update={"host": host})
-    profile = catalogue.load("resnet50")
+    profile = catalogue.load("lstm")
     plan = auto(profile, cluster)
     assert compressors(plan)
     law_no_slower_than_ddp(auto, profile, cluster)
@@ -264,7 +268,7 @@ def _sparse(*, is_rows: bool) -> Profile:
 
 @pytest.mark.slow
 def test_it_says_at_which_rate_compression_no_longer_pays() -> None:
-    profile, cluster = catalogue.load("vgg16"), cluster_of(rate=1000 * MBIT)
+    profile, cluster = catalogue.load("lstm"), cluster_of(rate=1000 * MBIT)
     said = explain(auto(profile, cluster), profile, cluster)
     assert any(line.startswith("Compression pays: ") for line in said)
     rate, unit = next(line for line in said if "no longer pay" in line).split()[-2:]

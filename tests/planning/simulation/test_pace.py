@@ -96,7 +96,3 @@ def test_a_search_prices_as_the_simulator_does(beside: float) -> None:
     blend = Blend(PROFILE, cluster_of(beside), "onebit", SETTING)
     exact_s = iteration_s(blend.plan(DEFAULT), PROFILE, cluster_of(beside))
     assert blend.seconds(DEFAULT) == pytest.approx(exact_s, rel=0.02)
-
-
-def test_a_cluster_keeps_its_pace_when_it_is_scaled() -> None:
-    assert cluster_of(0.5).scaled(num_ranks=8).beside == 0.5
