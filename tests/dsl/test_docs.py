@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from examples.own_compressor import ternary
@@ -15,8 +14,6 @@ from gradwire.dsl.program import Program
 from gradwire_lab.compll_text.compile import compile_text
 from gradwire_lab.laws.subjects import check, held_to
 from gradwire_lab.laws.tolerance import same_bits
-
-pytestmark = pytest.mark.slow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compll.md").read_text()
 
