@@ -12,12 +12,10 @@ import pytest
 
 from gradwire.cli.commands import profile as verb
 from gradwire.contract.units import parse_rate
-from gradwire.planning.data.cluster import VERBS, Cluster, CodecFit
+from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import fit_line
 from gradwire.planning.data.profile import Profile
 from gradwire_bench.testbed import measured
-from gradwire_bench.testbed.hosts import Testbed, open_hosts
-from gradwire_bench.testbed.ranks import run_ranks
 from tests.cli.conftest import Ended
 
 pytestmark = pytest.mark.slow
@@ -140,27 +138,3 @@ def test_an_error_in_the_users_file_keeps_its_traceback(
     monkeypatch.setattr(sys, "argv", ["gradwire", "profile", f"{script}:fails"])
     with pytest.raises(ZeroDivisionError, match="their own mistake"):
         main()
-
-
-@pytest.mark.multi
-def test_hosts_are_really_measured() -> None:
-    settings = {
-        "compressors": ["none"],
-        "sizes_bytes": [10_000, 100_000, 4_000_000],
-        "budget_s": 0.01,
-        "threads": 1,
-    }
-    told: list[float] = []
-    with open_hosts(Testbed(hosts=2)) as hosts:
-        found = run_ranks(
-            hosts,
-            "gradwire_bench.testbed.measured",
-            settings,
-            report=lambda fraction, what: told.append(fraction),
-            timeout_s=100,
-        )
-    assert found[0] == found[1]
-    cluster = Cluster.parse(found[0]["cluster"])
-    assert (cluster.num_ranks, tuple(cluster.collectives)) == (2, VERBS)
-    assert tuple(cluster.codecs) == ("none",)
-    assert all(0 <= fraction <= 1 for fraction in told)

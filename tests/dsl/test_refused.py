@@ -56,7 +56,6 @@ def branches(x):
 
 REFUSED = {
     "branch": (codes(branches), "where(condition, a, b)"),
-    "and": (codes(lambda x: uint1((x > 0) and (x < 1))), "& | ~"),
     "chain": (codes(lambda x: uint1(0 < x < 1)), "& | ~"),
     "builtin max": (codes(lambda x: uint8(max(x, 0))), "where(condition, a, b)"),
     "loop": (lambda self, g: concat(q=sum(x for x in g)), "map, filter or reduce"),
@@ -128,7 +127,6 @@ REFUSED = {
     "sort of whole numbers": (lambda self, g: sort(map(g, int32), greater), "map(v, float32)"),
     "no order": (lambda self, g: sort(sample(g, 0.1), add), "by smaller, greater, or as lambda"),
     "an order that is none": (lambda self, g: sort(g, lambda a, b: a < b + 1), "of either"),
-    "an order of one": (lambda self, g: sort(g, lambda a, b: a < 1), "of either"),
     "not less": (lambda self, g: sort(g, lambda a, b: a <= b), "no order by < or >"),
     "a branch in an order": (lambda self, g: sort(g, lambda a, b: a if a > b else b), "where("),
     "sample by its block": (

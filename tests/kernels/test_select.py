@@ -36,7 +36,7 @@ def test_ties_go_to_the_lowest_index(forced):
 
 
 @pytest.mark.usefixtures("compiled")
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @example(case=(200_003, "not finite", 1), density=0.01, with_residual=True)
 @example(case=(200_003, "mostly zeros", 0), density=0.01, with_residual=True)
 @example(case=(200_003, "all equal", 0), density=0.01, with_residual=True)
@@ -64,7 +64,7 @@ def test_a_sample_that_misleads_only_costs_time():
     halves_N[:200_000] *= 1e-6
     levels_N = vector(400_000, "normal", 4).mul(2).round().div(2)
     for x_N in (spikes_N, halves_N, levels_N):
-        for k in (4_000, 24_999, 25_000, 25_001):
+        for k in (4_000, 25_000, 25_001):
             got = selected(x_N, k, torch.zeros(x_N.numel()))
             with reference_only():
                 want = selected(x_N, k, torch.zeros(x_N.numel()))
@@ -72,15 +72,14 @@ def test_a_sample_that_misleads_only_costs_time():
 
 
 @pytest.mark.usefixtures("compiled")
-@each("kind", ["normal", "ties", "all equal", "not finite"])
+@each("kind", ["ties", "not finite"])
 def test_thread_count_changes_no_byte(kind):
     x_N, residual_N = vector(1_000_003, kind, 7), residual_for(torch.empty(1_000_003), 7)
     results = []
-    for count in (1, 2, 2):
+    for count in (1, 2):
         with num_threads(count):
             results.append(selected(x_N, 10_000, residual_N))
-    for other in results[1:]:
-        assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
+    assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.usefixtures("compiled")
@@ -88,8 +87,8 @@ def test_lanes_may_select_at_the_same_time():
     vectors = [vector(200_003, kind, 3) for kind in ("normal", "ties", "one loud layer", "zeros")]
     alone = [selected(x_N, 2_000) for x_N in vectors]
     with ThreadPoolExecutor(max_workers=4) as lanes:
-        together = list(lanes.map(lambda x_N: selected(x_N, 2_000), vectors * 5))
-    for got, want in zip(together, alone * 5, strict=True):
+        together = list(lanes.map(lambda x_N: selected(x_N, 2_000), vectors * 3))
+    for got, want in zip(together, alone * 3, strict=True):
         assert same_bits(got[0], want[0])
         assert same_bits(got[1], want[1])
 
@@ -105,8 +104,7 @@ def selected_ranges(c_N, starts, stops, ks, firsts=None):
 
 
 @pytest.mark.usefixtures("compiled")
-@each("threads", [1, 2])
-@each("kind", ["normal", "ties", "not finite"])
+@each("kind, threads", [("normal", 1), ("ties", 2), ("not finite", 2)])
 def test_topk_of_ranges_is_topk_of_each(kind, threads):
     """Short ones and long ones, empty ones, some of which nothing is asked, gaps between them."""
     c_N = vector(1_300_000, kind, 5)

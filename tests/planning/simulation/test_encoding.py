@@ -19,12 +19,14 @@ from gradwire.planning.simulation.clock import (
 )
 from gradwire.planning.simulation.events import Traffic, play
 from gradwire.planning.simulation.supersteps import Joint, Price, Superstep, Work
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planning.explain import explain
 from tests.laws.fusion_laws import last_s
 
 ENCODE = LineFit(alpha_s=2**-6, per_unit_s=2**-20)
+ON_DEVICE = LineFit(alpha_s=2**-8, per_unit_s=2**-22)
 CODEC = CodecFit(encode=ENCODE, decode=NOTHING, merge=NOTHING)
 CLUSTER = Cluster(num_ranks=4, rate_bytes_per_s=2.0**20, hop_s=2**-9, codecs={"topk": CODEC})
 THREE = profile_of(([2**12], 0.25, 0.5), ([2**10], 0.25, 0.125), ([2**11], 0.25, 0.25))
@@ -32,6 +34,37 @@ THREE = profile_of(([2**12], 0.25, 0.5), ([2**10], 0.25, 0.125), ([2**11], 0.25,
 
 def _topk(profile: Profile, cluster: Cluster = CLUSTER, *, inline: bool = True) -> Plan:
     return cupcake(profile, cluster, compressor="topk", density=0.25, inline=inline)
+
+
+def test_an_inline_encode_delays_every_layer_behind_it() -> None:
+    """One message a layer: its encode stands between that layer's backward and the next one's."""
+    own = Plan(
+        planner="by hand",
+        model="drawn",
+        messages=tuple(
+            PlannedMessage(
+                chunks=(Chunk(tensor=name, start=0, stop=numel),), exchange="topk", inline=(name,)
+            )
+            for name, numel in (("t2", 2**11), ("t1", 2**10), ("t0", 2**12))
+        ),
+        exchanges=_topk(THREE).exchanges,
+    )
+    timing = run_on_clock(own, THREE, CLUSTER)
+    last = 0.25 + ENCODE.seconds(2**11)
+    middle = last + 0.125 + ENCODE.seconds(2**10)
+    first = middle + 0.5 + ENCODE.seconds(2**12)
+    assert timing.backward_end_s == [first, middle, last]
+    assert timing.message_start_s[0] == last
+    assert timing.inline_s == sum(map(ENCODE.seconds, (2**10, 2**11, 2**12)))
+    names = [s.name for s in simulate(own, THREE, CLUSTER).spans if s.lane == "backward"]
+    assert {"encode t2[0:2048]", "layer2"} < set(names)
+
+
+def test_the_device_encodes_as_fast_as_was_measured_there() -> None:
+    device = CLUSTER.model_copy(update={"inline": {"topk": ON_DEVICE}})
+    plan = _topk(profile_of(([2**12], 0.25, 0.5)), device)
+    timing = run_on_clock(plan, profile_of(([2**12], 0.25, 0.5)), device)
+    assert timing.backward_end_s == [0.5 + ON_DEVICE.seconds(2**12)]
 
 
 def test_the_clock_of_a_fusion_is_the_simulators() -> None:
