@@ -21,11 +21,10 @@ from gradwire.runtime.step.engine import Engine
 from tests.each import each
 from tests.planning.measure.links_ranks import SIZES_BYTES
 
-pytestmark = pytest.mark.slow
-
 WORLD = 3
 
 
+@pytest.mark.slow
 @pytest.mark.multi
 def test_every_rank_returns_the_same_lines_of_every_verb(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.planning.measure.links_ranks"]
@@ -120,6 +119,7 @@ def test_the_rate_of_torchs_all_reduce_is_that_of_a_ring() -> None:
     assert LinkReport(4, "gloo", flat).rate_bytes_per_s == math.inf
 
 
+@pytest.mark.slow
 def test_the_loopback_is_really_measured() -> None:
     report = links.loopback_link()
     assert (report.world, report.backend) == (2, "gloo")
