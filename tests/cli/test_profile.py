@@ -111,6 +111,19 @@ def test_a_model_and_a_cluster(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_catalogue_model_asks_for_the_cluster_only(
+    gradwire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "measured_cluster", lambda *asked, **more: CLUSTER)
+    ended = gradwire("profile", "vgg16", "--out", str(tmp_path), "--json")
+    assert ended.code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.json"]
+    assert {row["name"] for row in json.loads(ended.out)["rows"]} == {
+        *("all_reduce", "send"),
+        *("none encode", "none decode", "none merge"),
+    }
+
+
 def test_files_table_and_pictures_then_a_plan(gradwire: Run, script: Path, tmp_path: Path) -> None:
     picture = tmp_path / "all.png"
     words = ("--sparsity", "--batches", "4", "--iterations", "1", "--out", str(tmp_path))

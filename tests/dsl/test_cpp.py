@@ -17,6 +17,7 @@ from gradwire.compress.uniform import uniform
 from gradwire.dsl import language as gl
 from gradwire.dsl.build import Built
 from gradwire.dsl.interp import Draws
+from gradwire.dsl.ir import FLOAT32, INT32, Buffer, Extent, Kernel, Op, load_buffer, node, store
 from gradwire.dsl.program import Program
 from gradwire.kernels import compiler
 from gradwire_lab.compress.threelc import threelc
@@ -128,3 +129,25 @@ def test_equal_settings_are_one_program_in_either_order() -> None:
 
     first, second = made(), made()
     assert [sent(first(s=0.0)), sent(first(s=-0.0))] == [sent(second(s=s)) for s in (-0.0, 0.0)]
+
+
+def test_places_are_drawn_and_read_as_the_interpreter_does() -> None:
+    """A sample: elements of the whole gradient, at places drawn below its length, which is long."""
+    count = Buffer("count", INT32, Extent.CALL)
+    whole = Buffer("whole", FLOAT32, Extent.CALL)
+    sample = Buffer("sample", FLOAT32, Extent.ELEMENT)
+    place = node(Op.BELOW, load_buffer(count), arg=3)
+    value = node(Op.LOAD_AT, place, dtype=FLOAT32, arg=whole)
+    kernel = Kernel("sampled", 128, (count, whole, sample), (store(sample, value),))
+    built = Built(kernel)
+    assert built.library() is not None
+    for numel in (7, 1_000_003):
+        drawn = []
+        for _ in range(2):
+            whole_N, drawn_K = torch.arange(float(numel)), torch.full((301,), -1.0)
+            operands = {"count": torch.tensor([numel], dtype=torch.int32), "whole": whole_N}
+            with compiler.reference_only() if drawn else torch.no_grad():
+                built.run(kernel, {**operands, "sample": drawn_K}, 301, Draws(5 + (7 << 32), 11))
+            drawn.append(drawn_K)
+        assert same_bits(*drawn)
+        assert drawn[0].unique().numel() > 5

@@ -13,7 +13,8 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.compress.terngrad import terngrad
 from gradwire.contract import Layout
 from gradwire.contract.payload import Payload
-from gradwire.errors import InvalidSetting
+from gradwire.contract.spec import TensorSpec
+from gradwire.errors import GradwireError, InvalidSetting
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
 from tests.each import each
@@ -57,6 +58,21 @@ def test_a_payload_of_another_program_or_without_content_is_refused() -> None:
         qsgd().decode(payload, torch.empty(1000))
     with pytest.raises(InvalidSetting, match="size only"):
         terngrad().decode(Payload(payload.format), torch.empty(1000))
+
+
+@each("codec", CODECS)
+@each("numel", [1, 65, 20_001])
+def test_any_bytes_decode_or_are_refused_untouched(codec: Any, numel: int) -> None:
+    spec, draw = TensorSpec("any", numel), torch.Generator().manual_seed(numel)
+    most = codec.format(spec).size_bytes
+    for size_bytes in {codec.encode(None, torch.ones(numel))[0].size_bytes, most}:
+        format = codec.received(spec, size_bytes)
+        buffer = torch.randint(0, 256, (size_bytes,), dtype=torch.uint8, generator=draw)
+        out_N = torch.zeros(numel)
+        try:
+            codec.merge(Payload(format, buffer), out_N)
+        except GradwireError:
+            assert not out_N.any()
 
 
 @pytest.mark.usefixtures("bfloat16_by_default")

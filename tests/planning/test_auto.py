@@ -269,7 +269,11 @@ def _sparse(*, is_rows: bool) -> Profile:
 @pytest.mark.slow
 def test_it_says_at_which_rate_compression_no_longer_pays() -> None:
     profile, cluster = catalogue.load("lstm"), cluster_of(rate=1000 * MBIT)
+    fast = cluster_of(rate=10_000_000 * MBIT)
+    said = explain(auto(profile, fast), profile, fast)
+    assert any(line.startswith("Compression does not pay: ") for line in said)
     said = explain(auto(profile, cluster), profile, cluster)
+    assert 4 <= len(said) <= 10
     assert any(line.startswith("Compression pays: ") for line in said)
     rate, unit = next(line for line in said if "no longer pay" in line).split()[-2:]
     turning = float(rate) * {"Mbit/s": MBIT, "Gbit/s": 1000 * MBIT}[unit[:-1]]

@@ -109,6 +109,20 @@ def _compressed(plan: Plan) -> dict[str, int]:
     return found
 
 
+def test_large_tensors_are_compressed_and_small_ones_share_messages() -> None:
+    profile = catalogue.load("vgg16")
+    plan = secopa(profile, cluster_of())
+    numels = {t.name: t.numel for layer in profile.layers for t in layer.tensors}
+    compressed = _compressed(plan)
+    rest = [numel for name, numel in numels.items() if name not in compressed]
+    assert min(numels[name] for name in compressed) > max(rest)
+    assert len(plan.messages) < len(numels)
+    assert plan.exchanges["onebit"].error_feedback
+    dense = secopa(profile, cluster_of(rate=1e14))
+    assert not _compressed(dense)
+    assert dense.exchanges == {}
+
+
 def test_fewer_partitions_than_ranks_are_one_message_of_so_many() -> None:
     """An encode that costs much however short it is: few partitions, which are carried out."""
     encode = LineFit(alpha_s=2e-3, per_unit_s=1e-12)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from gradwire.planning.buckets import buckets
 from gradwire.planning.check import check
 from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.phases import Instance
+from gradwire.planning.phases import Instance, UnequalBlock
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
@@ -182,3 +183,23 @@ def test_400_layers_are_planned_in_seconds() -> None:
     plan = usbyte(profile, cluster)
     assert time.process_time() - started_s < 4.0
     assert len(plan.messages) >= 400
+
+
+def test_nothing_is_cut_when_all_communication_is_hidden() -> None:
+    profile = profile_of(([4], 1.0, 8.0), ([64], 1.0, 8.0), ([64], 1.0, 8.0))
+    cluster = exact_cluster(hop_s=2**-4, rate=256.0)
+    plan = usbyte(profile, cluster, basic_partition_bytes=16)
+    assert [len(message.chunks) for message in plan.messages] == [1, 1, 1]
+    assert iteration_s(plan, profile, cluster) == 24 + 0.125 + 16 / 256 + 3
+
+
+def test_in_a_gap_shorter_than_the_latency_one_block_is_sent() -> None:
+    """Equations 4 to 7, where a byte costs nothing: the gap is 0.25 s and the latency 0.5 s."""
+    latency = LineFit(alpha_s=0.5, per_unit_s=0.0)
+    profile = profile_of(([4], 1.0, 0.25), ([64], 1.0, 0.25), ([64], 1.0, 0.25))
+    cluster = exact_cluster().model_copy(update={"collectives": {"all_reduce": latency}})
+    blocks = _instance(profile, cluster, 16).blocks([0, 1, 2])
+    assert blocks[0] == UnequalBlock(bucket=2, first_basic=0, num_basic=1, start_s=0.25, end_s=0.75)
+    # Layer 0's own message is the one that nothing hides: from 0.75 s on, when it is ready.
+    plan = usbyte(profile, cluster, basic_partition_bytes=16)
+    assert iteration_s(plan, profile, cluster) == 1.25 + 3.0

@@ -18,6 +18,8 @@ def test_a_ring_at_8_nodes_costs_the_papers_latency_and_the_links_rate() -> None
     assert cluster.beta_s_per_byte == pytest.approx(1.4e-9)
     assert cluster.all_reduce_s(10**9) == pytest.approx(910e-6 + 1.4)
     assert cluster.wire_bytes(800) == 1400
+    alone = Cluster(num_ranks=1, rate_bytes_per_s=1.0)
+    assert alone.all_reduce_s(10**9) == alone.wire_bytes(10**9) == cluster.all_reduce_s(0) == 0
 
 
 LINE = LineFit(alpha_s=1e-3, per_unit_s=2e-8, samples=((100, 1e-3), (200, 1.1e-3)))

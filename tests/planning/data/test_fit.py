@@ -92,3 +92,14 @@ def test_samples_of_one_size_tell_no_slope(size: int) -> None:
 def test_student_t(freedom: int, exact: float) -> None:
     """The exact values are those of any table of the distribution."""
     assert student_t(freedom) == pytest.approx(exact, rel=1e-3)
+
+
+def test_noise_ends_in_the_residual() -> None:
+    noise = random.Random(0)
+    found = fit_line(
+        (size, (1e-4 + 1e-8 * size) * noise.uniform(0.9, 1.1)) for size in SIZES for _ in range(50)
+    )
+    # Uniform in +-10 % has a standard deviation of 10 % / sqrt(3).
+    assert found.residual == pytest.approx(0.1 / math.sqrt(3), rel=0.1)
+    assert found.alpha_s == pytest.approx(1e-4, rel=0.03)
+    assert found.per_unit_s == pytest.approx(1e-8, rel=0.03)

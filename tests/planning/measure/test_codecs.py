@@ -61,16 +61,6 @@ def test_error_feedback_is_measured_where_the_trait_asks_for_it(codec: Compresso
     assert bool(measured.sum_N.any())
 
 
-@each("exchange", [a for a in ALL if isinstance(a, Exchange)])
-def test_an_exchange_of_its_own_computes_as_in_training(exchange: Exchange) -> None:
-    measured = codecs._Text(exchange, 1000, 4)
-    for _ in range(2):
-        seconds = measured.turn_s()
-        for primitive, numels in measured.numels.items():
-            assert (seconds[primitive] > 0) is bool(numels)
-    assert bool(measured.residuals[0].any())
-
-
 @pytest.mark.parametrize("exchange", [a for a in ALL if isinstance(a, Exchange)], ids=repr)
 def test_what_all_of_a_step_took_is_what_a_prediction_counts(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch

@@ -40,9 +40,10 @@ class Calling(nn.Module):
 
 
 def test_each_layer_gets_its_own_time_and_what_follows_it(clock: Clock) -> None:
-    model = nn.Sequential(Timed(clock, 3, 5), Pause(clock, 1, 2), Timed(clock, 7, 4))
+    model = nn.Sequential(Timed(clock, 3, 5), Pause(clock, 1, 2), Timed(clock, 7, 4).bfloat16())
     found = profile(model, step_of(model), iterations=2)
     assert ticks(found) == {"0": (3 + 1, 5 + 2), "2": (7, 4)}
+    assert [t.dtype for x in found.layers for t in x.tensors] == ["float32", "bfloat16"]
     assert found.measurement is not None
     assert found.measurement.step_s == found.forward_s + found.backward_s == 22 * TICK_S
     assert found.measurement.hooked_step_s == 22 * TICK_S
@@ -134,6 +135,12 @@ def test_recomputation_is_backward_time(clock: Clock) -> None:
         model = Calling(lambda own, x, again=again: again(own.body, own.stem(x)), **parts)
         found = ticks(profile(model, step_of(model), iterations=1))
         assert found == {"stem": (1, 1), "body": (3, 3 + 5)}, reentrant
+
+
+def test_several_backwards_in_a_step_are_added_up(clock: Clock) -> None:
+    model = nn.Sequential(Timed(clock, 3, 5))
+    once = step_of(model)
+    assert ticks(profile(model, lambda: (once(), once()), iterations=1)) == {"0": (6, 10)}
 
 
 def test_frozen_layers_leave_their_time_to_the_one_before(clock: Clock) -> None:
