@@ -47,6 +47,7 @@ os.environ.update(XDG_DATA_HOME=os.devnull, XDG_DATA_DIRS=os.devnull)
 os.environ["MPLCONFIGDIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "matplotlib")
 os.environ["GRADWIRE_RECORDS"] = str(Path(__file__).parents[1] / ".pytest_cache" / "records")
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -133,6 +134,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("passed", []):
         if report.duration > SLOW_S and "slow" not in report.keywords:
             terminalreporter.write_line(f"mark it slow: {report.nodeid} {report.duration:.0f} s")
+
+
+@pytest.fixture
+def triton_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Triton's kernels run where their tensors lie; numpy, which computes them then, is silent."""
+    if not torch.cuda.is_available():
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with np.errstate(all="ignore"):
+        yield
 
 
 @pytest.fixture(scope="module")

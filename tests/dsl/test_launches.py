@@ -5,11 +5,9 @@ Where there is no GPU, under Triton's interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -20,10 +18,9 @@ from gradwire.compress.dgc import dgc
 from gradwire.compress.int8 import int8
 from gradwire.compress.qsgd import qsgd
 from gradwire.contract.spec import TensorSpec
-from gradwire.dsl.build import Built, Call
+from gradwire.dsl.build import Built
 from gradwire.dsl.gpu import launch as gpu_build
 from gradwire.dsl.gpu.launch import Launcher, LaunchPart
-from gradwire.dsl.ir import Kernel
 from gradwire.dsl.program import Program
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.dsl import runs_launch
@@ -31,25 +28,15 @@ from gradwire_lab.dsl.coders import Coder
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import same_bits
 from gradwire_lab.library.zero_run import zero_run
+from tests.dsl.test_triton import DEVICE, launched
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="no triton"),
+    pytest.mark.usefixtures("triton_interpreted"),
+]
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ODD, EVEN = (1, 300, 0, 65, 1000), (300, 0, 4, 128, 1000)
 """Elements of tensors; the even ones are read in vectors."""
-
-
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if DEVICE.type == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with np.errstate(all="ignore"):
-        yield
-
-
-def launched(built: Built, kernel: Kernel, calls: list[Call]) -> list[int]:
-    """``Built.run_many`` as on a GPU."""
-    return built.launcher.run_many(kernel, [LaunchPart(c.tensors, c.numel, c.draws) for c in calls])
 
 
 def encoded(codec: Program, sizes: tuple[int, ...], device: torch.device) -> list[Tensor]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -33,22 +32,16 @@ from gradwire_lab.laws.tolerance import same_bits
 from tests.dsl.test_cpp import one_nan
 from tests.each import each
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="no triton"),
+    pytest.mark.usefixtures("triton_interpreted"),
+]
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GENERATED = [
     *{type(one): one for one in load.examples("compress") if isinstance(one, Program)}.values()
 ]
 """One of each file."""
-
-
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels made here run where their tensors lie; numpy, which then computes them, is silent."""
-    if DEVICE.type == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with np.errstate(all="ignore"):
-        yield
 
 
 def outcome(codec: Program, run: Any, grad_N: Tensor) -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ measured = st.builds(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@bounded(25)
+@bounded(15)
 @given(profile=profiles(largest=20_000), cluster=measured)
 def test_the_law_of_density(variant: str, profile: Profile, cluster: Cluster) -> None:
     plan = ssfusion(profile, cluster, variant=variant, density=0.1, floor=0.01)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -25,18 +23,12 @@ from gradwire_lab.hashing.algorithm_1 import algorithm_1
 from tests.each import each
 from tests.laws.format_laws import loses_nothing
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="no triton"),
+    pytest.mark.usefixtures("triton_interpreted"),
+]
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels run where their tensors lie; numpy, which then computes them, is silent."""
-    if DEVICE.type == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with np.errstate(all="ignore"):
-        yield
 
 
 def on_device(entries: Entries) -> Entries:

@@ -31,7 +31,7 @@ from gradwire.planning.simulation.supersteps import NOT_MEASURED
 from gradwire.planning.simulation.timeline import simulate_exchange
 from gradwire_lab.collective.sparcml import sparcml
 from tests.each import each
-from tests.laws.cases import name_of, own_exchanges, pairs
+from tests.laws.cases import kind_of, name_of, own_exchanges, pairs
 from tests.planning.profiles import exact_cluster
 
 CHUNK = 64
@@ -120,7 +120,11 @@ def test_table_3_of_low_rank(world: int) -> None:
         assert [one.name for one in own] == ["encode", "encode", "decode"]
 
 
-EVERY = (*pairs(), *own_exchanges(), with_momentum_correction(pair(topk(), casync_ring())))
+EVERY = (
+    *{kind_of(made)[at]: made for at in (0, -1) for made in (*pairs(), *own_exchanges())}.values(),
+    with_momentum_correction(pair(topk(), casync_ring())),
+)
+"""One with each algorithm, and one with each collective."""
 
 
 @each("exchange", EVERY, ids=name_of)
