@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire as gw
-from gradwire.errors import InvalidSetting, RanksDiffer
+from gradwire.errors import InvalidSetting, LoopMistake, RanksDiffer
 from gradwire.runtime.setup import versions
 from gradwire.runtime.setup.settings import resolve
 from tests.each import each
@@ -134,6 +134,16 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("num_channels", "got 0", "at least 1", "4"),
     ),
 }
+
+
+def test_an_optimizer_that_steps_in_a_backward_hook_is_refused() -> None:
+    net = Net()
+    handle = gw.attach(net, DENSE)
+    own = momentum([net.deep.weight])
+    net.deep.weight.register_post_accumulate_grad_hook(lambda _: own.step())
+    with pytest.raises(LoopMistake, match=r"deep.weight changed during the backward pass"):
+        train(net, momentum(net.parameters()), 0, range(1))
+    handle.detach()
 
 
 @each("name", MISTAKES)

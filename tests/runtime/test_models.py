@@ -102,6 +102,18 @@ def test_replicas_of_awkward_models(make: Callable[[], nn.Module], two: Ranks) -
     assert one == other
 
 
+def test_a_sparse_gradient_made_dense_lies_as_its_parameter_does() -> None:
+    """torch's fused optimizers take elements in the order of memory."""
+    net = Strided()
+    handle = gw.attach(net, DENSE)
+    rows = nn.functional.embedding(torch.tensor([2, 7]), net.weight, sparse=True)
+    (rows.sum() + net.filters.sum()).backward()
+    assert net.weight.grad is not None
+    assert net.weight.grad.stride() == net.weight.stride()
+    assert net.weight.grad.sum(1).nonzero().flatten().tolist() == [2, 7]
+    handle.detach()
+
+
 def start(rank: int, world: int) -> tuple[str, str, float]:
     net = Net(seed=rank)
     net.deep.requires_grad_(False)

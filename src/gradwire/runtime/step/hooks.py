@@ -62,6 +62,7 @@ class ModuleHooks:
         self.ends_behind_others = False
         """Whether callbacks at the end of a backward pass bring gradients too, as FSDP's do."""
         self._is_attached = True
+        self._versions: dict[str, int] = {}
         self._hooks = {name: self._hook(param, name) for name, param in params}
 
     def trains(self, does: bool) -> None:
@@ -147,6 +148,8 @@ class ModuleHooks:
         if self.on_begin is not None:
             self.on_begin()
         self._progress.begin_step()
+        if self.overlap is None:  # which steps parameters in the next pass
+            self._versions = {name: param._version for name, param in self.params.items()}
 
     @torch.no_grad()
     def backward_without_batch(self) -> None:
@@ -190,7 +193,7 @@ class ModuleHooks:
         if grad is not None and grad.__class__ is not Tensor:
             grad = shard_of_grad(param)
         if grad is not None and grad.is_sparse and name not in synchroniser.row_sparse:
-            grad = param.grad = grad.to_dense()
+            grad = param.grad = torch.zeros_like(param).add_(grad)  # strided as the parameter
         if grad is not None and grad.is_complex():
             shape = synchroniser.params[name].shape
             reals = grad_as_reals(grad, shape)
@@ -238,6 +241,7 @@ class ModuleHooks:
     def _finish(self) -> None:
         synchroniser = self._synchroniser
         self._complete()
+        self._refuse_stepped()
         synchroniser.close()
         self._progress.mark_backward(wall_clock())
         if self.overlap is None:
@@ -246,6 +250,16 @@ class ModuleHooks:
             self.overlap.defer({name: param.grad for name, param in self.params.items()})
         if self.on_end is not None:
             self.on_end()
+
+    def _refuse_stepped(self) -> None:
+        """Refuses parameters that changed in the backward pass, before their means were there."""
+        versions = self._versions.items()
+        if stepped := [name for name, version in versions if self.params[name]._version != version]:
+            raise self._progress.give_up(
+                f"parameter {stepped[0]} changed during the backward pass ({len(stepped)} such), "
+                "so a hook has stepped it with this rank's own gradient; step the optimizer after "
+                "backward(), when the means are there"
+            )
 
 
 def _holders(grad: Tensor) -> int:
