@@ -164,16 +164,3 @@ def test_the_report(tmp_path: Path) -> None:
     pages, errors = looked_at(["report.html"], tmp_path, tmp_path / "profile")
     assert unfit(pages) == []
     assert errors == []
-
-
-def test_what_does_not_fit_is_noticed(tmp_path: Path) -> None:
-    wide = "<h1>Wide</h1><p style='width: 700px'>x</p>"
-    (tmp_path / "wide.html").write_text(f"<!doctype html><body>{wide}<script>x.y()</script>")
-    (tmp_path / "bare.html").write_text("<!doctype html><body><p>no heading</p>")
-    pages, errors = looked_at(["wide.html", "bare.html"], tmp_path, tmp_path / "profile")
-    assert [text.split(":")[0] for text in unfit(pages)] == [
-        "wide.html at 390 px",
-        "bare.html at 390 px",
-        "bare.html at 1280 px",
-    ]
-    assert len(errors) == 2

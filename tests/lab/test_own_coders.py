@@ -39,10 +39,10 @@ def test_the_texts_zero_run_is_the_librarys():
 
 @pytest.mark.smoke
 @compiled
-@bounded(100)
+@bounded(40)
 @given(
-    of=st.sampled_from([0, 1, 242]),
-    most=st.integers(2, 13),
+    of=st.sampled_from([1, 242]),
+    most=st.sampled_from([2, 13]),  # each of which is compiled
     plain=st.lists(st.sampled_from([0, 1, 2, 242]), max_size=120),
 )
 def test_any_byte_may_run(of, most, plain):
