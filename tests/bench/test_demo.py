@@ -50,7 +50,7 @@ def test_try_trains_behind_a_relay_and_writes_a_page(
 ) -> None:
     pytest.importorskip("matplotlib")
     module = importlib.import_module("gradwire_bench.cli.try")
-    few = {"compressors": ("onebit",)}  # one of three
+    few = {"compressors": ("onebit",), "task": "convnet"}
     monkeypatch.setattr(module, "Demo", lambda **given: Demo(**given | few))
     given = ["--no-browser", "--steps", "8", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(module.app, given)
