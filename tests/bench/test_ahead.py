@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from gradwire.cli.report.table import Row
 from gradwire_bench.micro import ahead
+from tests.cli.conftest import Ended
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
 
@@ -78,3 +80,28 @@ def test_every_form_of_every_program_is_listed() -> None:
         assert {name, f"{name}, many"} <= listed
     assert {"zen/hash_entries", "runs/read_runs"} <= listed
     assert [one.name for one in ahead.launches(["zen/p"])] == ["zen/permute"]
+
+
+def test_the_command_has_a_row_a_kernel_and_target(
+    gradwire: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without what is private in a row; nothing is compiled here."""
+
+    def row(launch: ahead.Launch, architecture: int) -> Row:
+        return {"name": launch.name, "target": architecture, "_ptx": ""}
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(ahead, "has_triton", lambda: True)
+    monkeypatch.setattr(ahead, "compiled", row)
+    words = (
+        "--compile-only",
+        "--only",
+        "zen/permute",
+        "--target",
+        "80",
+        "--target",
+        "90",
+        "--json",
+    )
+    rows = json.loads(gradwire("bench", "device", *words).out)["rows"]
+    assert rows == [{"name": "zen/permute", "target": target} for target in (80, 90)]

@@ -69,6 +69,12 @@ def test_waits_add_up_to_what_is_exposed_and_no_plan_is_below_the_bound() -> Non
             assert account.iteration_s >= account.bound_s * (1 - 1e-12)
 
 
+def test_a_plan_that_reaches_the_bound() -> None:
+    alone = profile_of(([64], 2.0, 1.0))
+    account = Account.of(wfbp(alone, FREE), alone, FREE)
+    assert account.bound_s == account.iteration_s == 1.0 + 4.0 + 2.0
+
+
 def test_what_a_message_hides_behind() -> None:
     account = Account.of(_plan(T1, T0), TWO, FREE)
     assert account.hidden_behind(0) == ("backward of layer0", 0.5)
