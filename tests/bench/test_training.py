@@ -22,7 +22,7 @@ def test_losses_and_bytes_stand_beside_those_of_dense() -> None:
     dense, cast16, onebit = run(TrainBench(ranks=2, steps=10, trained=("cast16", "onebit")))
     assert [row["name"] for row in (dense, cast16, onebit)] == ["dense", "cast16", "onebit"]
     assert dense["loss_over_dense"] == dense["sent_over_dense"] == 1
-    assert 0.5 <= float(str(cast16["sent_over_dense"])) < 0.52, "vectors travel uncompressed"
+    assert 0.5 < float(str(cast16["sent_over_dense"])) < 0.52, "vectors travel uncompressed"
     assert float(str(onebit["sent_over_dense"])) < 0.07
     assert cast16["loss_over_dense"] == pytest.approx(1, abs=0.01)
     assert onebit["loss_over_dense"] != 1
