@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 
 from tests.runtime.ranks import Ranks
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_objects() -> None:
+    """An attach looks for a DDP among all objects: of torch and pytest there are a million."""
+    gc.collect()
+    gc.freeze()
 
 
 def _pool(world: int) -> Iterator[Ranks]:

@@ -73,16 +73,6 @@ class Mixed(nn.Module):
         return self.high(torch.tanh(self.usual(x)).double())  # type: ignore[no-any-return]
 
 
-class OneParameter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.only = nn.Parameter(torch.randn(13, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.only
-
-
 class OneElement(nn.Module):
     def __init__(self) -> None:
         super().__init__()

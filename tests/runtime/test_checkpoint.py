@@ -1,4 +1,4 @@
-"""Saved and resumed is uninterrupted, bit for bit; state that does not fit is refused."""
+"""State is saved by parameter and moves to other exchanges. State that does not fit is refused."""
 
 from __future__ import annotations
 
@@ -21,19 +21,14 @@ from tests.each import each
 from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
-    CHOSEN,
-    ONEBIT,
     TOPK,
     Net,
     adamw,
-    ddp,
-    digest,
     named,
     train,
 )
 
 pytestmark = pytest.mark.multi
-SAVED_AT, NUM_STEPS = 7, 13
 
 
 def through_a_file(state: Any) -> Any:
@@ -41,34 +36,6 @@ def through_a_file(state: Any) -> Any:
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
-
-
-def resumed(rank: int, world: int, exchange: Exchange, wrapped: bool) -> tuple[str, str, int]:
-    def fresh(seed: int) -> tuple[Net, Any, gw.runtime.handle.Handle, Any]:  # type: ignore[name-defined]
-        net = Net(seed)
-        model = ddp(net, broadcast_buffers=False) if wrapped else net
-        handle = gw.attach(model, exchange, options=SMALL)
-        return net, model, handle, adamw(model.parameters())
-
-    net, model, handle, optimizer = fresh(0)
-    train(model, optimizer, rank, range(SAVED_AT))
-    states = through_a_file([net.state_dict(), optimizer.state_dict(), handle.state_dict()])
-    train(model, optimizer, rank, range(SAVED_AT, NUM_STEPS))
-    whole = digest([*net.parameters(), *handle.residuals().values()])
-
-    net, model, handle, optimizer = fresh(1)
-    for part, state in zip((net, optimizer, handle), states, strict=True):
-        part.load_state_dict(state)
-    train(model, optimizer, rank, range(SAVED_AT, NUM_STEPS))
-    return whole, digest([*net.parameters(), *handle.residuals().values()]), handle.step
-
-
-@each("exchange, wrapped", zip(CHOSEN, (False, True, False), strict=True))
-def test_a_resumed_run_is_the_uninterrupted_one(
-    exchange: Exchange, wrapped: bool, two: Ranks
-) -> None:
-    for whole, again, step in two.run(resumed, exchange, wrapped):
-        assert (again, step) == (whole, NUM_STEPS)
 
 
 class Count(NamedTuple):
@@ -88,27 +55,26 @@ class counting(gw.compress.cast16):
         return payload, Count(state.times_N + 1)
 
 
-def counts(rank: int, world: int, collective: gw.Collective) -> None:
-    exchange = gw.with_error_feedback(gw.pair(counting(), collective))
-    net = Net()
-    handle = gw.attach(net, exchange, options=SMALL)
-    train(net, adamw(net.parameters()), rank, range(3))
-    saved = through_a_file(handle.state_dict())
-    handle.detach()
-    net.zero_grad()
-    handle = gw.attach(net, exchange, options=SMALL)
-    handle.load_state_dict(saved)
-    states = [message.state for message in handle._progress.messages]
-    found = [t for state in states for path, t in leaves(state) if path.endswith("times_N")]
-    assert found
-    assert all(bool((tensor == 3).all()) for tensor in found)
+def counts(rank: int, world: int) -> None:
+    for collective in (gw.collective.casync_ps(), gw.collective.allreduce()):
+        exchange = gw.with_error_feedback(gw.pair(counting(), collective))
+        net = Net()
+        handle = gw.attach(net, exchange, options=SMALL)
+        train(net, adamw(net.parameters()), rank, range(3))
+        saved = through_a_file(handle.state_dict())
+        handle.detach()
+        net.zero_grad()
+        handle = gw.attach(net, exchange, options=SMALL)
+        handle.load_state_dict(saved)
+        states = [message.state for message in handle._progress.messages]
+        found = [t for state in states for path, t in leaves(state) if path.endswith("times_N")]
+        assert found
+        assert all(bool((tensor == 3).all()) for tensor in found)
+        handle.detach()
 
 
-@each("collective", [gw.collective.casync_ps(), gw.collective.allreduce()])
-def test_what_a_codec_keeps_is_saved_however_it_is_cut(
-    collective: gw.Collective, two: Ranks
-) -> None:
-    two.run(counts, collective)
+def test_what_a_codec_keeps_is_saved_however_it_is_cut(two: Ranks) -> None:
+    two.run(counts)
 
 
 def test_what_is_kept_of_a_chunk_starts_afresh_among_other_ranks() -> None:
@@ -162,91 +128,6 @@ def test_a_setting_that_there_is_not_is_refused() -> None:
         loaded(saved, messages, origin)
 
 
-def refusals(rank: int, world: int) -> dict[str, str]:
-    net = Net()
-    handle = gw.attach(net, TOPK, options=SMALL)
-    train(net, adamw(net.parameters()), rank, range(2))
-    before = digest(handle.residuals().values())
-    state = handle.state_dict()
-    params = state["params"]
-    some = next(iter(params))
-    compressed = next(name for name, fields in params.items() if fields)
-    wrong: dict[str, dict[str, Any]] = {
-        "world size": {**state, "world_size": 3},
-        "rank": {**state, "rank": 1 - rank},
-        "shard": {**state, "shard": "part 1 of 2"},
-        "algorithm": {**state, "algorithm": repr(ONEBIT)},
-        "version": {**state, "version": 0},
-        "nothing of ours": {"step": 1},
-        "missing": {**state, "params": {k: v for k, v in params.items() if k != some}},
-        "missing field": {**state, "params": {**params, compressed: {}}},
-        "unexpected": {**state, "params": {**params, "new.weight": {}}},
-        "size": {**state, "params": {**params, compressed: {"residual_N": torch.zeros(1)}}},
-    }
-    texts = {}
-    for name, given in wrong.items():
-        with pytest.raises(ValueError) as raised:  # noqa: PT011
-            handle.load_state_dict(given)
-        texts[name] = str(raised.value)
-    assert digest(handle.residuals().values()) == before
-    handle.load_state_dict(wrong["missing"], strict=False)
-    return texts
-
-
-def test_state_that_does_not_fit_is_refused_with_the_remedy(two: Ranks) -> None:
-    expected = {
-        "world size": ("saved by 3 ranks", "there are 2", "gw.redistribute"),
-        "rank": ("saved by rank", "each rank loads its own"),
-        "shard": ("of part 1 of 2", "holds part 0 of 1", "each rank loads its own"),
-        "algorithm": ("onebit", "topk", "attach with the same settings"),
-        "version": ("version", "got 0"),
-        "nothing of ours": ("not a gradwire state_dict", "handle.state_dict()"),
-        "missing": ("missing", "same model", "strict=False"),
-        "unexpected": ("new.weight", "same model"),
-        "missing field": ("lacks residual_N", "strict=False"),
-        "size": ("residual_N of", "shape [1] and here it has [", "same model"),
-    }
-    for texts in two.run(refusals):
-        for name, parts in expected.items():
-            assert all(part in texts[name] for part in parts), texts[name]
-
-
-def train_and_save(rank: int, world: int, chosen: Any) -> dict[str, Any]:
-    net = Net()
-    handle = gw.attach(net, chosen, options=SMALL)
-    train(net, adamw(net.parameters()), rank, range(3))
-    return through_a_file(handle.state_dict())  # type: ignore[no-any-return]
-
-
-def load_and_go_on(rank: int, world: int, chosen: Any, states: list[dict[str, Any]]) -> str:
-    net = Net()
-    handle = gw.attach(net, chosen, options=SMALL)
-    handle.load_state_dict(states[rank])
-    loaded = handle.residuals()
-    for name, fields in states[rank]["params"].items():
-        if fields:
-            assert torch.equal(loaded[name], fields["residual_N"])
-    train(net, adamw(net.parameters()), rank, range(3, 6))
-    return digest(net)
-
-
-def pending(states: list[dict[str, Any]], name: str) -> torch.Tensor:
-    """What the ranks' residuals would add to a mean."""
-    return sum(s["params"][name]["residual_N"].double() for s in states) / len(states)  # type: ignore[no-any-return]
-
-
-@each("old, new", [(4, 2), (2, 4)])
-def test_redistribution_keeps_what_is_pending(old: int, new: int, pools: dict[int, Ranks]) -> None:
-    states = pools[old].run(train_and_save, TOPK)
-    shared = gw.redistribute(states[::-1], new)
-    names = [name for name, fields in states[0]["params"].items() if fields]
-    assert len(names) == 4
-    for name in names:
-        assert bool(pending(states, name).any())
-        torch.testing.assert_close(pending(shared, name), pending(states, name))
-    assert len(set(pools[new].run(load_and_go_on, TOPK, shared))) == 1
-
-
 def state_of(rank: int, **other: Any) -> dict[str, Any]:
     made = collect([], Origin("any", 2, rank, "part 0 of 1"), step=1, run="a run")
     return {**made, "params": {"weight": {"residual_N": torch.ones(3)}}, **other}
@@ -261,7 +142,6 @@ def of_weight(residual_N: torch.Tensor) -> dict[str, Any]:
     [
         (lambda: [state_of(0)], 2, r"all 2 old ranks, got those of ranks \[0\]"),
         (lambda: [state_of(0), state_of(0)], 2, r"\[0, 0\]"),
-        (list, 2, r"got those of ranks \[\]"),
         (lambda: [{"rank": 0}], 2, r"state_dicts\[0\] is not a gradwire state_dict: it lacks algo"),
         (lambda: [state_of(0), state_of(1, shard="part 1 of 2")], 2, "redistribute each part's by"),
         (lambda: [state_of(0), state_of(1)], 0, "world_size must be a whole number, at least 1"),

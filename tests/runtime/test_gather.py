@@ -58,16 +58,12 @@ def resumed(rank: int, world: int, path: str) -> tuple[str, dict[str, torch.Tens
     return digest([*net.parameters(), *handle.residuals().values()]), owed, handle.step
 
 
-def test_a_run_resumed_from_one_file_is_the_uninterrupted_one(two: Ranks, tmp_path: Path) -> None:
+def test_one_file_serves_any_number_of_ranks(two: Ranks, four: Ranks, tmp_path: Path) -> None:
+    """Among as many ranks as before a resumed run is the uninterrupted one."""
     path = str(tmp_path / "all.pt")
     whole = two.run(saved_on_rank_0, path)
     for own, (again, _, step) in zip(whole, two.run(resumed, path), strict=True):
         assert (again, step) == (own, 6)
-
-
-def test_one_file_serves_any_number_of_ranks(two: Ranks, four: Ranks, tmp_path: Path) -> None:
-    path = str(tmp_path / "all.pt")
-    two.run(saved_on_rank_0, path)
     state = torch.load(path, weights_only=True)["gradwire"]
     assert [*state] == ["rank 0 of 2", "rank 1 of 2"]
     owed = [old["params"] for old in state.values()]
@@ -95,33 +91,27 @@ def test_a_distributed_checkpoint_keeps_each_ranks_own(two: Ranks, tmp_path: Pat
     two.run(through_dcp, str(tmp_path / "dcp"))
 
 
-def of_ddp(rank: int, world: int) -> list[str]:
-    """What DDP averages itself has no channels, and a state all the same."""
-    handle = gw.attach(ddp(Net(), broadcast_buffers=False), "none")
-    state = handle.gather_state()
-    handle.load_state_dict(state or handle.state_dict())
-    handle.detach()
-    return list(state)
-
-
-def test_what_is_left_to_ddp_is_gathered(two: Ranks) -> None:
-    assert two.run(of_ddp) == [["rank 0 of 2", "rank 1 of 2"], []]
-
-
-def crossed(rank: int, world: int) -> str:
-    """Rank 1 loads while rank 0 gathers; then all is as it was."""
+def crossed(rank: int, world: int) -> tuple[str, list[str]]:
+    """Rank 1 loads while rank 0 gathers; then all is as it was. What DDP averages itself has no
+    channels, and a state all the same."""
     net, handle, optimizer = trained(rank)
     state = handle.state_dict()
     with pytest.raises(RanksDiffer) as raised:
         handle.load_state_dict(state) if rank else handle.gather_state()
     train(net, optimizer, rank, range(3, 4))
     handle.detach()
-    return str(raised.value)
+    handle = gw.attach(ddp(Net(), broadcast_buffers=False), "none")
+    state = handle.gather_state()
+    handle.load_state_dict(state or handle.state_dict())
+    handle.detach()
+    return str(raised.value), list(state)
 
 
 def test_two_calls_at_once_are_refused_by_name(two: Ranks) -> None:
-    for told in two.run(crossed):
+    found = two.run(crossed)
+    for told, _ in found:
         assert "call is gather_state() against load_state_dict()" in told
+    assert [names for _, names in found] == [["rank 0 of 2", "rank 1 of 2"], []]
 
 
 def one_dies(rank: int, world: int) -> tuple[tuple[int, ...], str]:

@@ -25,7 +25,6 @@ from tests.runtime.plans import drawn
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
-    ONEBIT,
     SMALL_MB,
     TOPK,
     Net,
@@ -60,7 +59,7 @@ def observed(
     return handle.stats(), handle.trace(), empty, sent
 
 
-@each("exchange, wrapped", [(DENSE, True), (ONEBIT, False), (TOPK, True)])
+@each("exchange, wrapped", [(DENSE, False), (TOPK, True)])
 def test_stats_and_trace(exchange: Exchange, wrapped: bool, two: Ranks) -> None:
     for rank, (stats, trace, empty, sent) in enumerate(two.run(observed, exchange, wrapped)):
         assert empty == Trace()
@@ -113,44 +112,18 @@ def check_trace(trace: Trace, rank: int, specs: list[TensorSpec]) -> None:
         assert {m for m, name in names if name == "scatter"} == copied
 
 
-class Deep(nn.Sequential):
-    """Twelve equal layers, large enough that a transfer takes longer than a thread switch."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__(*(nn.Linear(200, 200, bias=False) for _ in range(12)))
-
-
-def interleaved(rank: int, world: int) -> int:
-    model = Deep()
-    exchange = exchange_for(gw.compress.onebit())
-    handle = gw.attach(model, exchange, options=gw.Options(bucket_cap_mb=0.1, trace_steps=10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(10):
-        torch.manual_seed(10 * step + rank)
-        optimizer.zero_grad()
-        model(torch.randn(4, 200)).square().mean().backward()
-        optimizer.step()
-    spans = handle.trace().spans
-    network = [s for s in spans if s.lane == "communication"]
-    return sum(
-        any(n.message != s.message and n.start_s < s.end_s and s.start_s < n.end_s for n in network)
-        for s in spans
-        if s.lane == "compute"
-    )
-
-
-def test_one_message_computes_while_another_is_on_its_way(two: Ranks) -> None:
-    assert all(overlaps > 0 for overlaps in two.run(interleaved))
-
-
 def num_hooks(model: nn.Module) -> int:
     own = [model._forward_hooks, model._forward_pre_hooks]
     of_params = [p._post_accumulate_grad_hooks or {} for p in model.parameters()]
     return sum(map(len, [*own, *of_params]))
 
 
-def detached(rank: int, world: int, wrapped: bool) -> None:
+def detached(rank: int, world: int) -> None:
+    for wrapped in (False, True):
+        check_detached(rank, world, wrapped)
+
+
+def check_detached(rank: int, world: int, wrapped: bool) -> None:
     net = Net()
     model = ddp(net, broadcast_buffers=False) if wrapped else net
     before = num_hooks(model)
@@ -181,19 +154,16 @@ def detached(rank: int, world: int, wrapped: bool) -> None:
 
     model.zero_grad()
     again = gw.attach(model, DENSE, options=SMALL)
-    train(model, adamw(model.parameters()), rank, range(3))
-    assert again.step == 3
+    train(model, adamw(model.parameters()), rank, range(2))
+    assert again.step == 2
     assert handle.step == 1
     parts = [torch.zeros_like(net.deep.weight) for _ in range(world)]
     torch.distributed.all_gather(parts, net.deep.weight.detach())
     assert len({digest([part]) for part in parts}) == 1
 
 
-@each("wrapped", [False, True], ids=["module", "ddp"])
-def test_detach_leaves_the_model_as_it_was_and_attach_works_again(
-    wrapped: bool, two: Ranks
-) -> None:
-    two.run(detached, wrapped)
+def test_detach_leaves_the_model_as_it_was_and_attach_works_again(two: Ranks) -> None:
+    two.run(detached)
 
 
 def test_a_handle_shows_its_model_its_exchange_its_ranks_and_its_steps() -> None:
@@ -215,45 +185,31 @@ def test_a_handle_shows_its_model_its_exchange_its_ranks_and_its_steps() -> None
     planned.detach()
 
 
-def many_times(rank: int, world: int) -> list[int]:
+def many_times(rank: int, world: int) -> int:
+    """How many files more are open after four attaches than after one."""
     counts = []
-    for _ in range(3):
-        for _ in range(5):
-            model = Net()
-            handle = gw.attach(model, DENSE)
-            train(model, adamw(model.parameters()), rank, range(1))
-            handle.detach()
+    for number in range(5):
+        model = Net()
+        handle = gw.attach(model, DENSE)
+        train(model, adamw(model.parameters()), rank, range(1))
+        handle.detach()
         torch.distributed.barrier()
-        counts.append(len(list(Path("/proc/self/fd").iterdir())))
-    return counts
+        if number in (0, 4):
+            counts.append(len(list(Path("/proc/self/fd").iterdir())))
+    return counts[1] - counts[0]
 
 
 def test_detach_gives_connections_back(two: Ranks) -> None:
-    for first, *_, last in two.run(many_times):
-        assert last - first < 10
+    assert all(more < 8 for more in two.run(many_times))
 
 
-def no_sync(rank: int, world: int, wrapped: bool) -> None:
-    net = Net()
-    model = ddp(net, broadcast_buffers=False) if wrapped else net
-    handle = gw.attach(model, DENSE, options=SMALL)
-    with handle.no_sync():
-        train(model, torch.optim.SGD(model.parameters(), lr=0.0), rank, range(1))
-    assert handle.step == 0
-    local = Net()
-    train(local, torch.optim.SGD(local.parameters(), lr=0.0), rank, range(1))
-    assert digest(gradients(net)) == digest(gradients(local))  # type: ignore[arg-type]
-    train(model, torch.optim.SGD(model.parameters(), lr=0.0), rank, range(1))
-    assert handle.step == 1
-
-
-@each("wrapped", [False, True], ids=["module", "ddp"])
-def test_no_sync_leaves_gradients_local(wrapped: bool, two: Ranks) -> None:
-    two.run(no_sync, wrapped)
-
-
-def asked_of_the_model(rank: int, world: int, compiled: bool) -> None:
+def asked_of_the_model(rank: int, world: int) -> None:
     """Loops that were written for DDP accumulate; gradients are a whole batch's, on all ranks."""
+    for compiled in (False, True):
+        accumulate(rank, compiled)
+
+
+def accumulate(rank: int, compiled: bool) -> None:
     net = Net()
     model: Any = torch.compile(net, backend="eager") if compiled else net
     handle = gw.attach(model, DENSE)
@@ -279,10 +235,9 @@ def asked_of_the_model(rank: int, world: int, compiled: bool) -> None:
     assert not hasattr(model, "no_sync")
 
 
-@each("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
-def test_loops_written_for_ddp_accumulate(compiled: bool, two: Ranks) -> None:
-    two.run(asked_of_the_model, compiled)
+def test_loops_written_for_ddp_accumulate(two: Ranks) -> None:
+    two.run(asked_of_the_model)
 
 
 def test_a_models_own_no_sync_stays() -> None:
@@ -297,28 +252,29 @@ def test_a_models_own_no_sync_stays() -> None:
     assert model.no_sync() == "mine"
 
 
-def elsewhere(rank: int, world: int, exchange: Exchange, device: str) -> str:
-    """Trains while new tensors are made on ``device`` unless another one is named."""
-    net = Net()
-    optimizer = momentum(net.parameters())
-    batches = [batch(rank, step) for step in range(3)]
-    with torch.device(device):
-        handle = gw.attach(net, exchange, options=SMALL)
-        for inputs, targets in batches:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net(inputs), targets).backward()
-            optimizer.step()
-        handle.load_state_dict(handle.state_dict())
-        assert handle.stats()["steps"] == len(batches)
-    return digest([*net.parameters(), *handle.residuals().values()])
+def elsewhere(rank: int, world: int, exchange: Exchange) -> list[str]:
+    """Trains while new tensors are made on a device, unless another one is named."""
+    ends = []
+    for device in ("cpu", "meta"):
+        net = Net()
+        optimizer = momentum(net.parameters())
+        batches = [batch(rank, step) for step in range(2)]
+        with torch.device(device):
+            handle = gw.attach(net, exchange, options=SMALL)
+            for inputs, targets in batches:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(inputs), targets).backward()
+                optimizer.step()
+            handle.load_state_dict(handle.state_dict())
+            assert handle.stats()["steps"] == len(batches)
+        ends.append(digest([*net.parameters(), *handle.residuals().values()]))
+    return ends
 
 
-@each(
-    "exchange", [DENSE, *map(exchange_for, (gw.compress.powersgd(), gw.compress.dgc()))], ids=named
-)
+@each("exchange", map(exchange_for, (gw.compress.powersgd(), gw.compress.dgc())), ids=named)
 def test_the_default_device_makes_no_difference(exchange: Exchange, two: Ranks) -> None:
-    one, other = (two.run(elsewhere, exchange, device) for device in ("cpu", "meta"))
-    assert one == other
+    for one, other in two.run(elsewhere, exchange):
+        assert one == other
 
 
 def test_an_interpreter_that_ends_closes_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 ATTACHES = """
 import sys
 import torch
@@ -39,24 +37,16 @@ UNASKED = [
 """Rooms that serve what a plain attach does not ask for."""
 
 
-@pytest.fixture(scope="module")
-def loaded() -> list[list[str]]:
-    """The modules after a step with uniform, and after one with topk."""
+def test_attach_loads_what_it_is_asked_for() -> None:
+    """Dynamo and sympy take seconds, which a job that compiles nothing need not wait for."""
     done = subprocess.run([sys.executable, "-c", ATTACHES], capture_output=True, text=True)
     assert not done.returncode, done.stderr
-    return [line.split() for line in done.stdout.splitlines()]
-
-
-def test_attach_imports_neither_dynamo_nor_sympy(loaded: list[list[str]]) -> None:
-    """They take seconds, which a job that compiles nothing need not wait for."""
-    assert not {"torch._dynamo", "sympy"} & {*loaded[1]}
-
-
-def test_attach_loads_what_it_is_asked_for(loaded: list[list[str]]) -> None:
-    own = [name for name in loaded[0] if f"{name}.".startswith("gradwire.")]
+    uniform, topk = (line.split() for line in done.stdout.splitlines())
+    assert not {"torch._dynamo", "sympy"} & {*topk}
+    own = [name for name in uniform if f"{name}.".startswith("gradwire.")]
     assert len(own) <= MOST
     asked_for = [name for name in own if f"{name}.".startswith("gradwire.runtime.step.")]
     assert len(asked_for) >= 10, "modules are named otherwise"
     rooms = tuple(f"gradwire.{room}." for room in UNASKED)
     assert [name for name in own if f"{name}.".startswith(rooms)] == []
-    assert "gradwire.kernels.sparse" in loaded[1], "topk asks for it"
+    assert "gradwire.kernels.sparse" in topk, "topk asks for it"

@@ -31,18 +31,15 @@ from tests.each import each
 codecs, together = gw.compress, gw.collective
 WORLD = 2
 EXCHANGES: dict[str, Exchange] = {
-    "topk": gw.exchange_for(codecs.topk(density=0.1)),
+    "deft": gw.exchange_for(codecs.deft(density=0.1)),
     "all of dgc": gw.deep_gradient_compression(
         warmup_steps=4, density=0.1, clip_norm=1.0, sample_share=1.0
     ),
     "powersgd": gw.exchange_for(codecs.powersgd(rank=1)),
-    "deft": gw.exchange_for(codecs.deft(density=0.1)),
-    "randomk": gw.exchange_for(codecs.randomk(density=0.1)),
     "qsgd in chunks": gw.with_error_feedback(
         gw.pair(codecs.qsgd(bitwidth=8), together.casync_ps())
     ),
     "rows": gw.with_error_feedback(gw.with_natural_sparsity(codecs.none(), 4)),
-    "nothing kept": gw.exchange_for(codecs.cast16()),
 }
 SHAPES = {"first": (16, 12), "bias": (12,), "last": (8, 16)}
 
@@ -97,23 +94,15 @@ class Odd:
 ODDITIES: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "true": lambda: True,
-    "negative": lambda: -1,
     "huge": lambda: 2**70,
-    "large": lambda: 10**6,
-    "fraction": lambda: 1.5,
     "nan": lambda: math.nan,
     "text": lambda: "x" * 1000,
-    "bytes": lambda: b"\xff",
     "list": lambda: [1, [2, {"a": None}]],
     "empty dict": dict,
     "odd keys": lambda: {1: {None: ...}, (2,): []},
     "deep": lambda: {"first": {"residual_N": {"residual_N": {}}}},
     "of other things": lambda: {"first": {"residual_N": "text"}, "new": {}},
-    "set": lambda: {1, 2},
-    "module": lambda: nn.Linear(1, 1),
     "object": Odd,
-    "class": lambda: Tensor,
-    "tensor": lambda: torch.zeros(2, 3),
     "ints": lambda: torch.tensor([1, 2]),
     "meta": lambda: torch.empty(4, device="meta"),
 }
@@ -122,35 +111,27 @@ CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "longer": lambda t: torch.cat([t.flatten(), t.flatten(), t.new_ones(1)]),
     "shorter": lambda t: t.flatten()[:-1],
     "nothing": lambda t: t.new_zeros(0),
-    "one more dimension": lambda t: t.unsqueeze(0),
     "no dimension": lambda t: t.new_ones(()),
     "transposed": lambda t: t.t() if t.dim() == 2 else t.flip(0),
     "float64": lambda t: t.double(),
-    "float16": lambda t: t.half(),
     "float8": lambda t: t.to(torch.float8_e4m3fn),
     "int64": lambda t: t.long(),
-    "int16": lambda t: t.short(),
-    "uint16": lambda t: t.to(torch.uint16),
     "bool": lambda t: t.bool(),
     "complex": lambda t: t.to(torch.complex64),
-    "all nan": lambda t: torch.full(t.shape, math.nan),
     "one inf": lambda t: one_of(t, math.inf),
-    "one minus inf": lambda t: one_of(t, -math.inf),
+    "one nan": lambda t: one_of(t, math.nan),
     "negative": lambda t: t.abs().neg() - 1,
     "huge": lambda t: torch.full_like(t, largest(t)),
     "meta": lambda t: t.to("meta"),
     "sparse": lambda t: t.to_sparse(),
-    "csr": lambda t: t.reshape(1, -1).to_sparse_csr(),
     "nested": lambda t: torch.nested.nested_tensor([t, t]),
     "quantised": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
     "requires grad": lambda t: (
         t.clone().requires_grad_() if t.is_floating_point() else nn.Parameter(t, False)
     ),
     "of a graph": lambda t: t.clone().requires_grad_() * 1 if t.is_floating_point() else t * 1,
-    "every other": lambda t: torch.stack([t, t], -1)[..., 0],
     "expanded": lambda t: t.flatten()[:1].expand(t.numel()).reshape(t.shape),
     "inference": lambda t: in_inference(t),
-    "conjugate": lambda t: t.to(torch.complex64).conj(),
     "array": lambda t: t.numpy(),
     "list": lambda t: t.tolist(),
     "subclass": lambda t: t.as_subclass(OwnTensor),
@@ -265,8 +246,8 @@ def assert_sound(ranks: list[list[Message]], states: list[Any], what: str) -> No
         assert all(bool(mean.isfinite().all()) for mean in means), what
 
 
-@pytest.mark.parametrize("name", EXCHANGES)
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "lenient"])
+@pytest.mark.parametrize("name", EXCHANGES)
 def test_a_state_is_loaded_or_refused_and_never_half_of_both(name: str, strict: bool) -> None:
     ranks = trained(EXCHANGES[name])
     good = saved(ranks)[0]
@@ -292,7 +273,7 @@ def test_redistribution_takes_or_refuses_any_state(name: str) -> None:
     for rank, good in enumerate(whole):
         for what, wrong in wrong_ones(good):
             given = [wrong if r == rank else own for r, own in enumerate(whole)]
-            for world in (1, 2, 4):
+            for world in (1, 4):
                 shared, refusal = outcome(gw.redistribute, given, world)
                 if refusal:
                     assert "; " in refusal, f"{what}: {refusal}"
@@ -321,7 +302,7 @@ def test_what_is_no_list_of_states_is_refused(given: Any) -> None:
 @each("world_size", [0, 1.5, True, "2", None, torch.tensor(2)], ids=kind)
 def test_a_world_of_no_size_is_refused(world_size: Any) -> None:
     with pytest.raises(InvalidSetting, match="world_size must be a whole number, at least 1"):
-        gw.redistribute(saved(trained(EXCHANGES["topk"])), world_size)
+        gw.redistribute(saved(trained(EXCHANGES["deft"])), world_size)
 
 
 def test_a_handle_that_refuses_trains_on_as_if_nothing_had_been_given() -> None:

@@ -22,12 +22,10 @@ MOST = {
     "topk": 4.7,
     "onebit": 5.8,
     "threelc": 6.5,
-    "demo": 4.3,
     "selective": 13.5,
     "topk + omnireduce": 26.5,
     "topk + zen": 5.0,
     "nonzero + zen": 38.0,
-    "deep gradient compression": 24.5,
     "deep gradient compression, warmed up": 26.0,
 }
 """The most bytes an element that each may keep: a little above what it does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,14 @@ from gradwire.runtime.setup.pairs import (
 from gradwire.runtime.setup.refusals import sole_ddp
 from gradwire.runtime.setup.settings import sparse_weights, trained
 from gradwire_bench.runs.pairs import ALL, MARKS, SHOWN, markdown, pairs, refusal_of, together
+from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.meshes import HAS_REDUCE_SCATTER, device_mesh, mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import digest, everything
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
-STEPS = 3
+STEPS = 2
 
 
 class Small(nn.Module):
@@ -96,6 +98,9 @@ def plan_of(model: nn.Module, overlaps: bool) -> Plan:
     )
 
 
+OF_FOUR = {DTENSORS, "shards", "mesh"}
+"""Features of four ranks: replicas of shards, or hosts of several ranks. Two do for all others."""
+
 OPTIONS: dict[str, Any] = {
     "bucket_cap_mb": 0.001,
     "num_channels": 2,
@@ -111,15 +116,15 @@ OPTIONS: dict[str, Any] = {
 
 def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, int]:
     """A model with these features: itself, optimizer, scaler, handle, and its group's number."""
-    grid = device_mesh((2, 2), ("replicate", "shard"))
     is_cut = bool(features & {DTENSORS, "shards"})
+    grid: Any = device_mesh((2, 2), ("replicate", "shard")) if is_cut else None
     torch.manual_seed(rank % 2 if "shards" in features else 0)
     net: Any = Small(features)
     given = {name: value for name, value in OPTIONS.items() if name in features}
     if HALF in features:
         net.half()
     if REDUCE_SCATTER in features:
-        fully_shard(net, mesh=device_mesh((4,)))
+        fully_shard(net, mesh=device_mesh((dist.get_world_size(),)))
     elif DTENSORS in features:
         fully_shard(net, mesh=grid["shard"])
     if "DDP" in features:
@@ -188,9 +193,9 @@ def matched(first: str) -> list[str]:
     return [] if first == REDUCE_SCATTER else [name for name in names if name != REDUCE_SCATTER]
 
 
-def trained_by(rank: int, world: int, first: str) -> dict[str, tuple[int, str]]:
+def trained_by(rank: int, world: int, first: str, others: list[str]) -> dict[str, tuple[int, str]]:
     found = {}
-    for second in matched(first):
+    for second in others:
         try:
             found[second] = trained_with({first, second}, rank)
         except Exception as error:  # at once: the other ranks would be at another pair
@@ -203,12 +208,15 @@ def trained_by(rank: int, world: int, first: str) -> dict[str, tuple[int, str]]:
 @pytest.mark.multi
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", [name for name in ALL if matched(name)])
-def test_what_goes_together(first: str, four: Ranks) -> None:
+def test_what_goes_together(first: str, two: Ranks, four: Ranks) -> None:
     """Ranks that average end with the same bits, which are other than those they began with."""
-    ranks = four.run(trained_by, first, timeout_s=250.0)
-    assert [*ranks[0]] == matched(first)
-    ends = {second: {one[second] for one in ranks} for second in ranks[0]}
-    assert [s for s, each in ends.items() if len(each) != len({place for place, _ in each})] == []
+    on_four = [second for second in matched(first) if {first, second} & OF_FOUR]
+    on_two = [second for second in matched(first) if second not in on_four]
+    for pool, others in ((two, on_two), (four, on_four)):
+        ranks = pool.run(trained_by, first, others, timeout_s=250.0)
+        for second in others:
+            ends = {one[second] for one in ranks}
+            assert len(ends) == len({place for place, _ in ends}), f"{first} with {second}"
 
 
 def refused(rank: int, world: int) -> list[str]:
@@ -235,6 +243,41 @@ def test_what_is_refused_says_the_tables_sentence_on_every_rank(four: Ranks) -> 
             is_old = REDUCE_SCATTER in (one.first, one.second) and not HAS_REDUCE_SCATTER
             wanted = r"torch must be 2\.13 or newer: .*" if is_old else sentence(one)
             assert re.fullmatch(wanted, text), f"{one.first}, {one.second}: {text}"
+
+
+def through(collective: gw.collective.Collective) -> gw.Exchange:
+    return gw.with_error_feedback(gw.pair(gw.compress.topk(density=0.3), collective))
+
+
+MOMENTUM = gw.with_momentum_correction(gw.compress.topk(density=0.3))
+TWICE = "momentum counts twice"
+NO_MOMENTUM = "row-sparse gradients get no momentum from the exchange (weight, ...)"
+NOT_TAKEN = "row-sparse gradients (weight, ...) cannot take "
+WARNED: list[tuple[Any, dict[str, Any] | None, list[str]]] = [
+    (MOMENTUM, {"momentum": 0.9}, [TWICE]),
+    (MOMENTUM, {"momentum": 0.0}, []),
+    (gw.compress.dgc(), {"momentum": 0.9}, []),
+    (MOMENTUM, None, [NO_MOMENTUM]),
+    (gw.compress.dgc(), None, []),
+    (through(gw.collective.sparcml()), None, [NOT_TAKEN]),
+    (gw.pair(gw.compress.none(), gw.collective.ring()), None, [NOT_TAKEN]),
+    (through(gw.collective.zen()), None, []),
+    (gw.compress.powersgd(), None, []),
+]
+"""Exchanges beside an optimizer of settings, or beside an embedding of rows, and what is said."""
+
+
+@each("exchange, settings, said", WARNED)
+def test_what_hardly_anybody_means_is_warned_of(
+    exchange: Any, settings: dict[str, Any] | None, said: list[str], caplog: Any
+) -> None:
+    caplog.clear()
+    net = nn.Embedding(10, 4, sparse=True) if settings is None else nn.Linear(4, 4)
+    optimizer = SGD(net.parameters(), lr=0.1, **settings) if settings else None
+    with caplog.at_level(logging.WARNING, logger="gradwire"):
+        gw.attach(net, exchange, optimizer=optimizer).detach()
+    texts = [record.message for record in caplog.records]
+    assert [text[: len(one)] for text, one in zip(texts, said, strict=True)] == said
 
 
 def test_every_pair_is_in_the_table() -> None:

@@ -134,8 +134,6 @@ def test_what_needs_no_value_of_a_parameter_does_not_wait() -> None:
 LOOKS: dict[str, Any] = {
     "detach": lambda p: p.detach(),
     "data": lambda p: p.data,
-    "item": lambda p: p[0, 0].item(),
-    "numpy": lambda p: p.detach().numpy(),
     "repr": repr,
     "norm": lambda p: p.norm(),
     "nested": lambda p: torch.cat([p, p]),
@@ -145,8 +143,6 @@ LOOKS: dict[str, Any] = {
     "pickle": pickle.dumps,
     "in place": lambda p: p.detach().add_(1),
     "set data": lambda p: setattr(p, "data", torch.ones(3, 16)),
-    "vector": lambda p: nn.utils.parameters_to_vector([p]),
-    "equal": lambda p: torch.equal(p, torch.ones(3, 16)),
     "storage": lambda p: p.untyped_storage(),
     "dlpack": lambda p: torch.from_dlpack(p.detach()),
 }

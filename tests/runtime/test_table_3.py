@@ -1,9 +1,6 @@
-"""HiPress, table 3: what is encoded and decoded beside no transfer, from the runtime's trace.
+"""HiPress, table 3: what is encoded and decoded beside a transfer, from the runtime's trace.
 
-The simulator's is in ``planning/simulation/test_computes``. An encode or a decode is alone where no
-communication of its rank is under way. gamma counts decodes, and merges but for that of the own
-gradient, which decodes nothing. As in section 6.1 aggregators are workers: beta and gamma are at
-most N.
+``planning/simulation/test_computes`` has the table's counts of what texts compute.
 """
 
 from __future__ import annotations
@@ -22,43 +19,19 @@ from gradwire.contract import Member
 from gradwire.contract.collective import Collective
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.trace.span import Span
-from gradwire.exchange.pair import Pair, pair
+from gradwire.contract.verbs import AllReduce, Compute, Steps
+from gradwire.exchange.pair import pair
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.step.engine import Driver, Engine
 from gradwire.runtime.step.task_graph import Task
 from tests.planning.simulation.test_computes import CHUNK, computes
 from tests.runtime.ranks import Ranks
 
-PS, RING = casync_ps(room_bytes=0), casync_ring(half_bytes=10**9)
-HALVES = casync_ring(half_bytes=0)
-
-
-def alone(exchange: Pair, spans: Sequence[Span], world: int) -> tuple[float, float]:
-    """beta and gamma of the slowest rank, in chunks of ``CHUNK``, from the spans of all ranks."""
-    found = []
-    for rank, own in enumerate(computes(exchange, world * CHUNK, world)):
-        mine = [span for span in spans if span.rank == rank]
-        wire = [span for span in mine if span.lane == "communication"]
-        works = sorted((s for s in mine if s.lane == "compute"), key=lambda s: s.start_s)
-        assert [span.name for span in works] == [one.name for one in own]
-        counts = {"encode": 0.0, "merge": 0.0, "decode": 0.0}
-        for span, one in zip(works, own, strict=True):
-            is_beside = any(w.start_s < span.end_s and span.start_s < w.end_s for w in wire)
-            counts[span.name] += 0 if is_beside else one.numel / CHUNK
-        if world == 2 and exchange.collective == PS:  # by one all-to-all: the own one is merged too
-            counts["merge"] -= 1
-        found.append((counts["encode"], counts["merge"] + counts["decode"]))
-    return max(beta for beta, _ in found), max(gamma for _, gamma in found)
-
-
-def expected(collective: Collective, world: int) -> tuple[float, float]:
-    """Table 3, or less: a server in rounds encodes two chunks and the mean alone, and decodes the
-    last chunk that is pushed and the last that is pulled; a ring of halves half a chunk each."""
-    if collective == HALVES:
-        return 0.5, 0.5
-    if collective == PS and world > 2:
-        return min(2, world - 2) + 1, 2
-    return world, world
+COLLECTIVES = (
+    casync_ps(room_bytes=0),
+    casync_ring(half_bytes=10**9),
+    casync_ring(half_bytes=0),
+)
 
 
 def _together(then: Callable[..., None]) -> Callable[..., None]:
@@ -94,17 +67,17 @@ def _together(then: Callable[..., None]) -> Callable[..., None]:
     return held
 
 
+def _engine(on_span: Callable[[Span], None]) -> Engine:
+    timeout = timedelta(seconds=60)
+    return Engine(join(None), num_channels=1, timeout=timeout, on_span=on_span)
+
+
 def traced(rank: int, world: int, collectives: Sequence[Collective]) -> list[list[Span]]:
     """Every collective's spans of one exchange in the runtime's engine."""
     then = Driver._then
     Driver._then = _together(then)  # type: ignore[method-assign]
     found: list[list[Span]] = [[] for _ in collectives]
-    engine = Engine(
-        join(None),
-        num_channels=1,
-        timeout=timedelta(seconds=60),
-        on_span=lambda span: found[span.message].append(span),
-    )
+    engine = _engine(lambda span: found[span.message].append(span))
     try:
         for number, collective in enumerate(collectives):
             exchange, numel = pair(onebit(), collective), world * CHUNK
@@ -117,9 +90,49 @@ def traced(rank: int, world: int, collectives: Sequence[Collective]) -> list[lis
     return found
 
 
-def test_table_3_from_the_runtimes_trace(four: Ranks) -> None:
-    collectives = (PS, RING, HALVES)
-    every = four.run(traced, collectives)
-    for number, collective in enumerate(collectives):
-        spans = [span for own in every for span in own[number]]
-        assert alone(pair(onebit(), collective), spans, 4) == expected(collective, 4)
+def test_what_a_text_computes_beside_a_transfer_is_computed_beside_it(four: Ranks) -> None:
+    every = four.run(traced, COLLECTIVES)
+    for number, collective in enumerate(COLLECTIVES):
+        texts = computes(pair(onebit(), collective), 4 * CHUNK, 4)
+        assert any(one.is_beside for own in texts for one in own)
+        for rank, own in enumerate(texts):
+            spans = every[rank][number]
+            wire = [span for span in spans if span.lane == "communication"]
+            works = sorted((s for s in spans if s.lane == "compute"), key=lambda s: s.start_s)
+            beside = [any(w.start_s < s.end_s and s.start_s < w.end_s for w in wire) for s in works]
+            found = [(span.name, one) for span, one in zip(works, beside, strict=True)]
+            assert found == [(one.name, one.is_beside) for one in own]
+
+
+def meanwhile(rank: int, world: int) -> None:
+    """The first message's transfer ends only once the second message was encoded."""
+    encoded, then = threading.Event(), Driver._then
+
+    def waiting(fn: Callable[[], Any]) -> Callable[[], None]:
+        def carry() -> None:
+            assert encoded.wait(60)
+            fn()
+
+        return carry
+
+    def held(driver: Driver, value: Callable[[], Any], works: list[Task], wire: list[Task]) -> None:
+        for task in wire if driver.index == 0 else ():
+            task.begin, task.fn = None, waiting(task.fn)
+        then(driver, value, works, wire)
+
+    def text(encode: Callable[[], None]) -> Steps[None]:
+        yield Compute("encode", encode, 4)
+        yield AllReduce(torch.ones(4))
+
+    Driver._then = held  # type: ignore[method-assign]
+    engine = _engine(lambda span: None)
+    try:
+        works = enumerate((lambda: None, encoded.set))
+        engine.wait([engine.launch(number, "held", text(work)) for number, work in works])
+    finally:
+        engine.close()
+        Driver._then = then  # type: ignore[method-assign]
+
+
+def test_a_message_is_encoded_while_another_is_on_its_way(two: Ranks) -> None:
+    two.run(meanwhile)

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 import gradwire as gw
-from gradwire.contract import Exchange
 from gradwire.exchange.by_name import exchange_for
-from tests.each import each
+from gradwire.exchange.local import drive
+from gradwire.runtime.step.messages import Message, ParamRange
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.models import Branches
 from tests.runtime.ranks import Ranks
@@ -25,17 +25,17 @@ from tests.runtime.training import (
     digest,
     everything,
     loss_of,
-    named,
     train,
 )
 
 pytestmark = pytest.mark.multi
+DGC = gw.deep_gradient_compression(warmup_steps=10, density=0.05, sample_share=1.0)
 
 
-def pending(rank: int, world: int, wrapped: bool) -> None:
+def pending(rank: int, world: int) -> None:
     """Left takes part in steps 0 and 3; what step 0 did not deliver waits, whole, for step 3."""
     model = Branches(lambda step: (step in (0, 3), True))
-    net = ddp(model, find_unused_parameters=True) if wrapped else model
+    net = ddp(model, find_unused_parameters=True)
     handle = gw.attach(
         net, exchange_for(gw.compress.topk(density=0.25)), **keywords(bucket_cap_mb=0.001)
     )
@@ -56,44 +56,64 @@ def pending(rank: int, world: int, wrapped: bool) -> None:
     assert delivered[1] > 0
 
 
-@each("wrapped", [False, True])
-def test_a_residual_of_an_unused_parameter_waits_for_its_next_use(
-    wrapped: bool, two: Ranks
-) -> None:
-    two.run(pending, wrapped)
+def test_a_residual_of_an_unused_parameter_waits_for_its_next_use(two: Ranks) -> None:
+    two.run(pending)
 
 
-def never_used(rank: int, world: int, exchange: Exchange) -> tuple[bool, str]:
-    model = Branches(lambda step: (False, True))
-    before = digest(model.left.parameters())
-    # One message for all: onebit decodes the zeros of unused parameters to its blocks' means.
-    gw.attach(model, exchange, options=gw.Options(bucket_cap_mb=1, compress_if=everything))
-    optimizer = adamw(model.parameters())
-    train(model, optimizer, rank, range(4))
-    untouched = all(p.grad is None for p in model.left.parameters())
-    return untouched and digest(model.left.parameters()) == before, digest(model)
+def test_a_parameter_that_no_rank_used_keeps_velocity_and_its_place_in_the_warm_up() -> None:
+    weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
+    parts = [ParamRange.whole(name, p) for name, p in zip("ab", weights, strict=True)]
+    message = Message(0, parts, DGC, 0, 1)
+    drive([message.text({"a": torch.ones(4, 4), "b": torch.ones(4, 4)})])
+    before = [message.own_state(slot) for slot in message.slots]
+    drive([message.text({"a": torch.ones(4, 4), "b": None})])
+    message.take_back("b")
+    used, unused = (message.own_state(slot) for slot in message.slots)
+    assert not torch.equal(used["inner.velocity_N"], before[0]["inner.velocity_N"])
+    assert [int(fields["step_T"]) for fields in (used, unused)] == [2, 1]
+    assert all(torch.equal(unused[path], tensor) for path, tensor in before[1].items())
+    drive([message.text({"a": torch.ones(4, 4), "b": torch.ones(4, 4)})])
+    assert [int(step) for step in message.state.step_T] == [3, 3]
 
 
-@each("exchange", [TOPK, ONEBIT], ids=["topk", "onebit"])
-def test_what_no_rank_ever_uses_is_never_touched(exchange: Exchange, two: Ranks) -> None:
-    (untouched, one), (also, other) = two.run(never_used, exchange)
-    assert untouched
-    assert also
+def kept_of_left(model: Branches, handle: gw.Handle) -> str:
+    params = handle.state_dict()["params"]
+    states = [t for name in sorted(params) if "left" in name for t in params[name].values()]
+    return digest([*model.left.parameters(), *states])
+
+
+def never_used(rank: int, world: int) -> list[str]:
+    ends = []
+    for exchange in (TOPK, ONEBIT, exchange_for(gw.compress.powersgd(rank=2))):
+        model = Branches(lambda step: (False, True))
+        # One message for all: onebit decodes the zeros of unused parameters to its blocks' means.
+        options = gw.Options(bucket_cap_mb=1, compress_if=everything)
+        handle = gw.attach(model, exchange, options=options)
+        before = kept_of_left(model, handle)
+        train(model, adamw(model.parameters()), rank, range(3))
+        assert all(p.grad is None for p in model.left.parameters())
+        assert kept_of_left(model, handle) == before
+        handle.detach()
+        ends.append(digest(model))
+    return ends
+
+
+def test_what_no_rank_ever_uses_is_never_touched(two: Ranks) -> None:
+    one, other = two.run(never_used)
     assert one == other
 
 
-def one_sided(rank: int, world: int, exchange: Exchange) -> str:
+def one_sided(rank: int, world: int) -> str:
     model = Branches(lambda step: (step % world == rank, step % 3 != rank))
     model.left.weight = nn.Parameter(model.left.weight.detach().t().contiguous().t())
-    gw.attach(model, exchange, options=SMALL)
+    gw.attach(model, TOPK, options=SMALL)
     # A fused step reads memory in order, so a mean must have the strides of its parameter.
     train(model, torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True), rank, range(6))
     return digest(model)
 
 
-@each("exchange", [ONEBIT, TOPK], ids=named)
-def test_use_on_some_ranks_only(exchange: Exchange, four: Ranks) -> None:
-    assert len(set(four.run(one_sided, exchange))) == 1
+def test_use_on_some_ranks_only(four: Ranks) -> None:
+    assert len(set(four.run(one_sided))) == 1
 
 
 def earlier(rank: int, world: int) -> None:
@@ -146,13 +166,10 @@ class Empty(nn.Module):
         super().__init__()
         self.used, self.unused = (nn.Parameter(torch.zeros(0, 2)) for _ in range(2))
 
-    def forward(self) -> torch.Tensor:
-        return self.used.sum()
-
 
 def without_elements(rank: int, world: int) -> None:
     handle = gw.attach(model := Empty(), "topk")
-    model().backward()
+    model.used.sum().backward()
     assert handle.step == 1
     assert model.used.grad is not None
     assert model.unused.grad is None
