@@ -10,9 +10,10 @@ import pytest
 from tests.runtime.ranks import Ranks
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def few_objects() -> None:
-    """An attach looks for a DDP among all objects: of torch and pytest there are a million."""
+    """An attach looks for a DDP among all objects: not among those that earlier files have left,
+    as the modules of a compiler, which are many."""
     gc.collect()
     gc.freeze()
 
