@@ -1,6 +1,6 @@
 """Training by every kind of exchange on real ranks, several messages at once.
 
-Ranks hold the bits that ``run_local`` gives for the same messages. A run that was saved and resumed
+Ranks hold the bits that the local driver gives for the same messages. A run that was saved and resumed
 is the uninterrupted one. Among another number of ranks all that is pending is kept.
 """
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.contract import Exchange
+from gradwire.contract import Exchange, Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.error_feedback import choose_together
+from gradwire.exchange.local import drive
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.runtime.step.messages import Slot
 from tests.each import each
@@ -135,11 +136,15 @@ def locally(world: int, exchange: Exchange, parcels: list[Parcel]) -> str:
         for other, net in enumerate(nets):
             optimizers[other].zero_grad()
             loss_of(net, other, step).backward()
-        for number, parcel in enumerate(parcels):
+        for turn, parcel in enumerate(parcels):
             ranges = [_ranges(net, parcel) for net in nets]
-            results = gw.run_local(exchange, [torch.cat(own) for own in ranges], states[number])
-            states[number] = [state for _, _, state in results]
-            for own, (mean_N, _, _) in zip(ranges, results, strict=True):
+            grads = [torch.cat(own) for own in ranges]
+            texts = [
+                exchange.synchronise(Member(rank, world, turn), state, grad_N, grad_N)
+                for rank, (state, grad_N) in enumerate(zip(states[turn], grads, strict=True))
+            ]
+            states[turn] = drive(texts).results
+            for own, mean_N in zip(ranges, grads, strict=True):
                 for part, slot in zip(own, parcel.slots, strict=True):
                     part.copy_(mean_N[slot.start : slot.stop])
         for of_rank in zip(*states, strict=True):
@@ -164,14 +169,14 @@ def check(pool: Ranks, exchange: Exchange, wrapped: bool, plan: Plan | None = No
     found = pool.run(trained, exchange, wrapped, plan)
     assert len({one.whole for one in found}) == 1, "replicas differ"
     for one in found:
-        assert one.locally == one.whole, "attach and run_local differ"
+        assert one.locally == one.whole, "real and local ranks differ"
         assert one.resumed == one.whole, "a resumed run is another one"
         assert one.num_messages >= 3
         assert one.sent_bytes > 0
 
 
 @each("place, exchange", enumerate(KINDS), ids=str)
-def test_attach_is_run_local_and_a_resumed_run_the_uninterrupted_one(
+def test_real_ranks_are_local_ones_and_a_resumed_run_the_uninterrupted_one(
     place: int, exchange: Exchange, two: Ranks
 ) -> None:
     """Modules and DDP by turns. Among two ranks a library's sum is the same in any order."""
