@@ -1,7 +1,7 @@
 """Training by every kind of exchange on real ranks, several messages at once.
 
-Ranks hold the bits that the local driver gives for the same messages. A run that was saved and resumed
-is the uninterrupted one. Among another number of ranks all that is pending is kept.
+Ranks hold the bits that the local driver gives for the same messages. A run that was saved and
+resumed is the uninterrupted one. Among another number of ranks all that is pending is kept.
 """
 
 from __future__ import annotations
