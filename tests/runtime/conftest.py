@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pytest
 
 from tests.runtime.ranks import Ranks
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_objects() -> None:
-    """An attach looks for a DDP among all objects: not among those that earlier files have left,
-    as the modules of a compiler, which are many."""
-    gc.collect()
-    gc.freeze()
 
 
 def _pool(world: int) -> Iterator[Ranks]:
