@@ -115,7 +115,8 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_old_is_walked_through() -> None:
     """What the files before have imported is not walked through again, by gc or by an attach."""
-    gc.collect()
+    if gc.isenabled():
+        gc.collect()
     gc.freeze()
 
 

@@ -37,8 +37,10 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 PRELOADED = [
     *("pytest", "torch", "torch._dynamo", "gradwire.runtime.attach", __name__),
     *("tests.runtime.training", "tests.runtime.meshes", "tests.runtime.plans"),
+    "torch._dynamo.repro.after_dynamo",
 ]
-"""What every rank would import otherwise; torch loads _dynamo at the first optimizer, in 1.5 s."""
+"""What every rank would import otherwise; torch loads _dynamo at the first optimizer, in 1.5 s, and
+what is named last at the first ``torch.compile``."""
 
 GRACE_S = 20.0
 """How long the other ranks may go on after one has failed, to say what they know."""
