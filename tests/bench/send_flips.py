@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import multiprocessing
 import os
 import random
 import subprocess
@@ -21,16 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 from torch.nn import functional as F
 
 from gradwire.cli.report.table import Row
@@ -46,6 +41,7 @@ from gradwire.runtime.attach import attach
 from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire_bench.faults.faults_rank import exchange_of
 from tests.runtime.given import keywords
+from tests.runtime.ranks import Ranks
 
 WORLD, NUM_STEPS, EVERY = 3, 12, 3
 LOCALLY = "local_steps"
@@ -117,49 +113,36 @@ def built(folder: Path) -> Path:
     return library
 
 
-def live(
-    end: Connection, library: Path, folder: Path, port: int, rank: int, trial: Trial, at: int
-) -> None:
-    """A rank's life: it trains, its call number ``at`` is struck, and it tells how that ended."""
-    log = os.open(folder / f"{rank}", os.O_WRONLY | os.O_CREAT)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=_TIMEOUT_S)
-    store: Any = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
-    flips = ctypes.CDLL(str(library))
+def struck(
+    rank: int, world: int, library: str, report: str, trial: Trial, calls: Sequence[int]
+) -> Outcome:
+    """A rank trains, one of its calls is struck, and it tells how that ended."""
+    flips = ctypes.CDLL(library)
     flips.gw_calls.restype = ctypes.c_long
-    report = os.open(folder / "struck", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    place = ctypes.c_double(trial.place)
-    begin = partial(flips.gw_flip, ctypes.c_long(at), place, int(trial.header), report)
+    file = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    at, place = ctypes.c_long(calls[rank]), ctypes.c_double(trial.place)
     digest, error = 0, None
     try:
-        digest = trained(trial, rank, limit, begin)
+        digest = trained(trial, rank, lambda: flips.gw_flip(at, place, int(trial.header), file))
     except Exception as raised:
         error = raised
     kind = "" if error is None else type(error).__name__
-    ranks, calls = getattr(error, "ranks", ()), flips.gw_calls()
-    end.send(Outcome(kind, ranks, str(error or ""), digest, calls))
-    end.poll(None)
+    return Outcome(kind, getattr(error, "ranks", ()), str(error or ""), digest, flips.gw_calls())
 
 
-def trained(trial: Trial, rank: int, limit: timedelta, begin: Callable[[], Any]) -> int:
+def trained(trial: Trial, rank: int, begin: Callable[[], Any]) -> int:
     """The CRC-32 of the parameters after every third step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
     model.append(nn.Linear(64, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    exchange, sealed = EXCHANGES[trial.way](), trial.checksums
+    exchange = EXCHANGES[trial.way]()
+    given = {"timeout": timedelta(seconds=_TIMEOUT_S), "checksums": trial.checksums}
     handle: Any
     if trial.way == LOCALLY:
-        handle = local_steps(
-            model, optimizer, exchange, every=EVERY, **keywords(timeout=limit, checksums=sealed)
-        )
+        handle = local_steps(model, optimizer, exchange, every=EVERY, **keywords(**given))
     else:
-        handle = attach(
-            model, exchange, **keywords(timeout=limit, checksums=sealed, bucket_cap_mb=0.008)
-        )
+        handle = attach(model, exchange, **keywords(bucket_cap_mb=0.008, **given))
     begin()
     draw, digest = torch.Generator().manual_seed(rank), 0
     for step in range(NUM_STEPS):
@@ -183,16 +166,13 @@ class Trials:
     def __init__(self, folder: Path) -> None:
         self._library, self._folder = built(folder), folder
         os.environ["LD_PRELOAD"] = str(self._library)  # of the processes that start from here on
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "torch._dynamo", __name__])
         self._calm: dict[tuple[str, bool], list[Outcome | None]] = {}
 
     def calm(self, way: str, checksums: bool) -> list[Outcome]:
-        """The ends of a way's ranks where nothing flips."""
+        """The outcomes of a way's ranks where nothing flips."""
         if (way, checksums) not in self._calm:
             trial = Trial(-1 - len(self._calm), way, checksums, victim=0)
-            self._calm[way, checksums] = self._lived(trial, -1)[0]
+            self._calm[way, checksums] = self._lived(trial, [-1] * WORLD)[0]
         found = [one for one in self._calm[way, checksums] if one is not None and not one.error]
         assert len(found) == WORLD, self._calm[way, checksums]
         return found
@@ -200,43 +180,23 @@ class Trials:
     def verdict(self, trial: Trial) -> tuple[str, str, str]:
         """The outcome, the part of the call that was hit ("" for none), and all that was told."""
         calm = self.calm(trial.way, trial.checksums)
-        at = int(trial.call * calm[trial.victim].calls)
-        outcomes, codes, struck = self._lived(trial, at)
-        told = f"{trial}, call {at}, {struck}: {outcomes} {codes}"
-        return judged(trial, calm[0].digest, outcomes, codes, struck), struck[:6], told
+        calls = [-1] * WORLD
+        calls[trial.victim] = int(trial.call * calm[trial.victim].calls)
+        outcomes, codes, hit = self._lived(trial, calls)
+        told = f"{trial}, calls {calls}, {hit}: {outcomes} {codes}"
+        return judged(trial, calm[0].digest, outcomes, codes, hit), hit[:6], told
 
-    def _lived(self, trial: Trial, at: int) -> tuple[list[Outcome | None], list[Any], str]:
-        folder = self._folder / f"{trial.number} {trial.checksums}"
-        folder.mkdir()
-        store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
-        ends, processes = [], []
-        for rank in range(WORLD):
-            here, there = self._context.Pipe()
-            own = at if rank == trial.victim else -1
-            args = there, self._library, folder, store.port, rank, trial, own
-            processes.append(self._context.Process(target=live, args=args, daemon=True))
-            processes[-1].start()
-            there.close()
-            ends.append(here)
-        outcomes = [_heard(end) for end in ends]
-        for end in ends:
-            end.close()  # until when all live, as one that ends is lost to others
-        for process in processes:
-            process.join(_TIMEOUT_S)
-            process.kill()
-            process.join()
-        return (
-            outcomes,
-            [one.exitcode for one in processes],
-            (folder / "struck").read_text(encoding="ascii"),
-        )
-
-
-def _heard(end: Connection) -> Outcome | None:
-    try:
-        return end.recv() if end.poll(_PATIENCE_S) else None
-    except (EOFError, ConnectionError):
-        return None
+    def _lived(
+        self, trial: Trial, calls: Sequence[int]
+    ) -> tuple[list[Outcome | None], list[int | None], str]:
+        report = self._folder / f"{trial.number} {trial.checksums}"
+        ranks = Ranks(WORLD)
+        try:
+            given = str(self._library), str(report), trial, calls
+            found = ranks.outcomes(struck, *given, timeout_s=_PATIENCE_S)
+        finally:
+            ranks.close()
+        return [one.value for one in found], [one.exit_code for one in found], report.read_text()
 
 
 def judged(
@@ -268,9 +228,9 @@ def measure(trials: int, seed: int, at_once: int, tell: Callable[[str], None]) -
     with TemporaryDirectory(prefix="gradwire-flips-") as name, ThreadPoolExecutor(at_once) as pool:
         made = Trials(Path(name))
         for checksums in (False, True):
-            for way in EXCHANGES:
-                made.calm(way, checksums)
             accidents = [drawn(seed, number, checksums) for number in range(trials)]
+            for way in {trial.way for trial in accidents}:
+                made.calm(way, checksums)
             counts: dict[str, Counter[str]] = {"payload": Counter(), "header": Counter()}
             for what, part, told in pool.map(made.verdict, accidents):
                 counts[part if part == "header" else "payload"][what] += 1

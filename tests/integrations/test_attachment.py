@@ -78,74 +78,51 @@ def saved(rank: int, world: int, folder: str) -> dict[str, Tensor]:
     return owed
 
 
-def loaded(rank: int, world: int, folder: str) -> dict[str, Tensor]:
+def loaded(rank: int, world: int, folder: str) -> tuple[dict[str, Tensor], str, list[str]]:
+    """The residuals, the error if there is one, and what was logged."""
+    heard, told = [], ""
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
     attachment, _ = attached(made())
-    attachment.load(folder)
-    owed = attachment.handle.residuals()
-    attachment.handle.detach()
-    return owed
+    logging.getLogger("gradwire").addHandler(handler)
+    try:
+        attachment.load(folder)
+    except InvalidSetting as error:
+        told = str(error)
+    finally:
+        logging.getLogger("gradwire").removeHandler(handler)
+        owed = attachment.handle.residuals()
+        attachment.handle.detach()
+    return owed, told, heard
 
 
-def test_each_rank_finds_what_it_saved(two: Ranks, tmp_path: Path) -> None:
-    before, after = two.run(saved, str(tmp_path)), two.run(loaded, str(tmp_path))
-    for own, found in zip(before, after, strict=True):
-        assert own.keys() == found.keys()
-        assert any(bool(own[name].any()) for name in own)
-        assert all(torch.equal(own[name], found[name]) for name in own)
-
-
-def test_fewer_ranks_take_over_what_more_have_saved(
+def test_ranks_find_what_as_many_or_more_have_saved(
     two: Ranks, four: Ranks, tmp_path: Path
 ) -> None:
-    before, after = four.run(saved, str(tmp_path)), two.run(loaded, str(tmp_path))
+    before = four.run(saved, str(tmp_path))
+    after = [owed for owed, *_ in two.run(loaded, str(tmp_path))]
     for name in before[0]:
         owed = sum(own[name] for own in before) / 4
         assert torch.allclose(sum(own[name] for own in after) / 2, owed, atol=1e-7)
 
+    before = two.run(saved, str(tmp_path))
+    names = [f"gradwire-rank-{rank}-of-2.pt" for rank in range(2)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names  # and the four's are gone
+    for own, (found, *_) in zip(before, two.run(loaded, str(tmp_path)), strict=True):
+        assert own.keys() == found.keys()
+        assert any(bool(own[name].any()) for name in own)
+        assert all(torch.equal(own[name], found[name]) for name in own)
 
-def of_one_rank(rank: int, world: int, folder: str) -> str:
-    attachment, _ = attached(made())
-    try:
-        attachment.load(Path(folder) / str(rank))
-    except InvalidSetting as error:
-        return str(error)
-    finally:
-        attachment.handle.detach()
-    return ""
-
-
-def test_a_rank_that_finds_nothing_is_named_on_all(two: Ranks, tmp_path: Path) -> None:
-    two.run(saved, str(tmp_path / "0"))
-    for told in two.run(of_one_rank, str(tmp_path)):
-        assert "ranks [1] find no state" in told
-
-
-def damaged(rank: int, world: int, folder: str) -> str:
-    if rank == 1:
-        (Path(folder) / f"gradwire-rank-1-of-{world}.pt").write_bytes(b"x")
-    attachment, _ = attached(made())
-    try:
-        attachment.load(folder)
-    except InvalidSetting as error:
-        return str(error)
-    finally:
-        attachment.handle.detach()
-    return ""
-
-
-def test_a_damaged_file_is_named_on_all(two: Ranks, tmp_path: Path) -> None:
-    two.run(saved, str(tmp_path))
-    for told in two.run(damaged, str(tmp_path)):
+    (tmp_path / names[1]).write_bytes(b"x")
+    for _, told, _ in two.run(loaded, str(tmp_path)):
         assert "cannot be read (rank 1: " in told
-
-
-def test_what_other_ranks_saved_before_is_gone(two: Ranks, four: Ranks, tmp_path: Path) -> None:
-    four.run(saved, str(tmp_path))
-    two.run(saved, str(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "gradwire-rank-0-of-2.pt",
-        "gradwire-rank-1-of-2.pt",
-    ]
+    (tmp_path / names[1]).unlink()
+    for _, told, _ in two.run(loaded, str(tmp_path)):
+        assert "ranks [1] find no state" in told
+    (tmp_path / names[0]).unlink()
+    for _, told, heard in two.run(loaded, str(tmp_path)):
+        assert not told
+        assert sum("holds no state" in line for line in heard) == 1
 
 
 def locally(rank: int, world: int, folder: str) -> list[object]:
@@ -192,24 +169,6 @@ def test_local_steps_begin_with_the_optimizer_and_go_along_to_another(
     for *counts, bits, anchors in two.run(locally, str(tmp_path)):
         assert counts == [7, 1, 1, 3]
         assert all(map(torch.equal, bits, anchors.values()))
-
-
-def of_nobody(rank: int, world: int, folder: str) -> list[str]:
-    heard: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradwire").addHandler(handler)
-    try:
-        loaded(rank, world, folder)
-    finally:
-        logging.getLogger("gradwire").removeHandler(handler)
-    return [line for line in heard if "holds no state" in line]
-
-
-def test_a_checkpoint_without_gradwire_begins_afresh_with_a_warning(
-    two: Ranks, tmp_path: Path
-) -> None:
-    assert [len(lines) for lines in two.run(of_nobody, str(tmp_path))] == [1, 1]
 
 
 def test_without_a_model_there_is_no_handle() -> None:

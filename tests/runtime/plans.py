@@ -15,8 +15,6 @@ from tests.planning.profiles import CODECS
 from tests.runtime.training import Net
 
 CLUSTER = Cluster(num_ranks=2, rate_bytes_per_s=1e6, hop_s=1e-4, codecs=CODECS)
-IN_ORDER = "in rank order"
-"""Sums in rank order wherever an element lies; a ring's order depends on the place."""
 
 
 def profile_of_model(model: nn.Module) -> Profile:
@@ -95,7 +93,3 @@ def in_turn(plan: Plan, exchanges: dict[str, ExchangeSetting]) -> Plan:
         for number, message in enumerate(plan.messages)
     )
     return plan.model_copy(update={"messages": messages, "exchanges": exchanges})
-
-
-def in_rank_order(plan: Plan) -> Plan:
-    return through(plan, IN_ORDER, ExchangeSetting(compressor="none", collective="casync_ps"))

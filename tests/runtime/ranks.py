@@ -17,7 +17,7 @@ import pickle
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -183,31 +183,6 @@ class Ranks:
         self.kill(rank, signal.SIGUSR1)
         self._processes[rank].join(0.5)
         return "did not answer; it is at\n" + (Path(self._folder.name) / f"{rank}").read_text()
-
-
-def at_once(
-    accidents: Mapping[str, Any],
-    suffered: Mapping[str, tuple[Any, ...]],
-    world: int,
-    limit_s: float,
-) -> Iterator[dict[str, list[Outcome]]]:
-    """Every accident at once, each to a group of its own that runs what it is given; the outcomes
-    of all ranks but the victim."""
-    groups = {name: Ranks(world) for name in accidents}
-    try:
-        for name, ranks in groups.items():
-            ranks.send(*suffered[name])
-        deadline = time.monotonic() + limit_s
-        yield {
-            name: ranks.collect(
-                max(1.0, deadline - time.monotonic()), without=[accidents[name].victim]
-            )
-            for name, ranks in groups.items()
-        }
-    finally:
-        for name, ranks in groups.items():
-            ranks.abandon(accidents[name].victim)
-            ranks.close()
 
 
 def run_alone(code: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,17 +17,14 @@ import gradwire as gw
 from gradwire.contract.verbs import Among
 from gradwire.errors import RankFailed
 from gradwire.runtime.failure import pulse
-from gradwire.runtime.failure.membership import MEETING, Membership
+from gradwire.runtime.failure.membership import Membership
 from gradwire.runtime.failure.pulse import MOST_CHARACTERS, Alarm, said
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step import wire
 from gradwire.runtime.step.task_graph import Task
-from gradwire.runtime.step.wire import default_store
 from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, momentum, train
-
-pytestmark = pytest.mark.slow
 
 anything = st.text(st.characters(exclude_categories=()))
 """Lone surrogates too, which no encoding takes."""
@@ -118,31 +115,12 @@ def fail_in_lane(handle: Handle, error: Exception) -> None:
     handle.synchroniser.messages[1]._gather = gather  # type: ignore[union-attr,method-assign]
 
 
-ERRORS = {
-    "surrogates and zeros": ValueError("file \udc80\0\ud800 is gone"),
-    "a tensor's worth of text": ValueError("0.125, " * 300_000),
-    "no text at all": Mute(),
-}
-
-
-def raise_strangely(rank: int, world: int, name: str) -> Met:
+def raise_strangely(rank: int, world: int) -> Met:
+    """A tensor's worth of text, with surrogates and zeros."""
     handle, go_on = attached(rank)
     if rank == 1:
-        fail_in_lane(handle, ERRORS[name])
+        fail_in_lane(handle, ValueError("file \udc80\0\ud800 is gone, " * 100_000))
     return met(go_on)
-
-
-@pytest.mark.multi
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", ERRORS)
-def test_any_error_inside_one_rank_reaches_all(doomed: Ranks, name: str) -> None:
-    found = doomed.run(raise_strangely, name)
-    kind = type(ERRORS[name]).__name__
-    assert found[1][:2] == (kind, None)
-    for rank in (0, 2, 3):
-        assert found[rank][:2] == ("RankFailed", (1,))
-        assert f"rank 1 of 4 raised {kind}: " in found[rank][2]
-        assert len(found[rank][2]) < 2 * MOST_CHARACTERS
 
 
 def end_at_once(rank: int, world: int, culprit: int) -> Met:
@@ -158,6 +136,7 @@ def end_at_once(rank: int, world: int, culprit: int) -> Met:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.multi
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("culprit", [0, 2])
@@ -174,18 +153,9 @@ def test_the_culprit_is_named_though_the_store_goes_with_rank_0(
 
 def spoil_the_alarm(rank: int, world: int) -> Met:
     handle, _ = attached(rank)
-    if rank == 2:
+    if rank == 1:
         handle._engine._pulse._store.set("alarm", b"\xff;\xfe")  # type: ignore[union-attr]
     return met(lambda: wait_for_ever(handle))
-
-
-@pytest.mark.multi
-@pytest.mark.timeout(240)
-def test_bytes_of_a_stranger_end_the_run_and_hang_no_rank(doomed: Ranks) -> None:
-    for kind, ranks, text in doomed.run(spoil_the_alarm):
-        assert (kind, ranks) == ("RankFailed", ())
-        assert "cannot be read" in text
-        assert "\\xff" in text
 
 
 class Stuck:
@@ -197,52 +167,55 @@ class Stuck:
 
 def leave(rank: int, world: int) -> Met:
     handle, _ = attached(rank)
-    if rank == 2:
+    if rank == 2:  # who waits is told all the same
         handle._engine.routes.circles[Among.RANKS].channels.insert(0, Stuck())
     if rank == 1:
         handle._engine.give_up("somebody left")
     return met(lambda: wait_for_ever(handle))
 
 
-@pytest.mark.multi
-@pytest.mark.timeout(240)
-def test_who_waits_is_told_though_a_channel_cannot_be_taken_down(doomed: Ranks) -> None:
-    for kind, ranks, text in doomed.run(leave):
-        assert (kind, ranks) == ("LoopMistake", (1,))
-        assert "somebody left" in text
-
-
 def break_the_pulse(rank: int, world: int) -> Met:
     handle, _ = attached(rank)
-    if rank == 2:
+    if rank == 1:
         handle._engine._pulse._beat = "no number"  # type: ignore[union-attr,assignment]
     return met(lambda: wait_for_ever(handle))
 
 
+REACHES_ALL: list[tuple[Any, tuple[str, Any], tuple[str, Any], str]] = [
+    (raise_strangely, ("ValueError", None), ("RankFailed", (1,)), "rank 1 of 3 raised ValueError"),
+    (spoil_the_alarm, ("RankFailed", ()), ("RankFailed", ()), "cannot be read"),
+    (leave, ("LoopMistake", (1,)), ("LoopMistake", (1,)), "somebody left"),
+    (break_the_pulse, ("TypeError", None), ("RankFailed", (1,)), "rank 1 of 3 ended by TypeError"),
+]
+"""What rank 1 does, the error that it raises itself, the error of the others, and its text."""
+
+
+@pytest.fixture
+def runs() -> Iterator[list[Ranks]]:
+    """The cases, all at once, as they wait for more than they compute."""
+    groups = [Ranks(3) for _ in REACHES_ALL]
+    try:
+        for ranks, (life, *_) in zip(groups, REACHES_ALL, strict=True):
+            ranks.send(life)
+        yield groups
+    finally:
+        for ranks in groups:
+            ranks.close()
+
+
+@pytest.mark.slow
 @pytest.mark.multi
-@pytest.mark.timeout(240)
-def test_a_pulse_that_breaks_ends_the_run_with_what_broke_it(doomed: Ranks) -> None:
-    found = doomed.run(break_the_pulse)
-    assert found[2][0] == "TypeError"
-    for rank in (0, 1, 3):
-        assert found[rank][:2] == ("RankFailed", (2,))
-        assert "the pulse of rank 2 of 4 ended by TypeError" in found[rank][2]
-
-
-def left_in_store(rank: int, world: int) -> bool:
-    """Whether this rank's note stays in the store, for as long as anybody cares to look."""
-    handle = gw.attach(Net(), "none")
-    engine = handle.synchroniser.engine
-    key, deadline_s = f"gradwire/{engine.who.name}/{MEETING}/note/{rank}", time.monotonic() + 20
-    store = default_store().clone()
-    while (stays := store.check([key])) and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    handle.detach()
-    return bool(stays)
-
-
-def test_what_ranks_agreed_on_does_not_stay_in_the_store(two: Ranks) -> None:
-    assert two.run(left_in_store) == [False, False]
+def test_whatever_ends_inside_one_rank_reaches_all(
+    runs: list[Ranks], subtests: pytest.Subtests
+) -> None:
+    for ranks, (life, own, of_others, part) in zip(runs, REACHES_ALL, strict=True):
+        with subtests.test(life.__name__):
+            for rank, one in enumerate(ranks.collect(100.0)):
+                assert one.error is None, one.error
+                kind, named, text = one.value
+                assert (kind, named) == (own if rank == 1 else of_others)
+                assert rank == 1 or part in text
+                assert rank == 1 or len(text) < 2 * MOST_CHARACTERS
 
 
 def test_the_first_who_gives_up_waiting_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
 from gradwire.contract.registry import load
+from tests.each import each
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_controls import lossy, put
 from tests.runtime.training import Net, batch, ddp, digest, loss_of, momentum, train
@@ -119,40 +120,25 @@ def test_a_plan_is_taken_and_compared_with_dense_steps(two: Ranks) -> None:
     assert pilot["measuring_s"] > 0
 
 
-@pytest.mark.parametrize(
-    "where",
-    ["plain", "ddp", "ddp, reentrant", pytest.param("ddp on hosts", marks=pytest.mark.slow)],
-)
-def test_a_plan_that_does_not_gain_is_left(two: Ranks, four: Ranks, where: str) -> None:
-    ranks = four if "hosts" in where else two
-    (one, _, found, pilot), *others = ranks.run(lived, [0.4, 0.5], 1.0, 20, where)
-    assert {bits for bits, *_ in others} == {one}
+def test_a_plan_that_does_not_gain_is_left(two: Ranks) -> None:
+    (one, _, found, pilot), (other, *_) = two.run(lived, [0.4, 0.5], 1.0, 20, "ddp, reentrant")
+    assert one == other
     assert moments(found) == [6, 13]
     assert "back to dense" in pilot["decisions"][-1]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "stay"),
-    [
-        ([0.1, 0.2, 0.3], 0),
-        pytest.param([0.1, 0.09, 0.2], 1, marks=pytest.mark.slow),
-        pytest.param([0.1, 0.2, 0.05], 2, marks=pytest.mark.slow),
-    ],
-)
-def test_rivals_are_tried_one_by_one_and_the_fastest_is_kept(
-    two: Ranks, seconds: list[float], stay: int
-) -> None:
+def test_rivals_are_tried_one_by_one_and_the_fastest_is_kept(two: Ranks) -> None:
     """After 6 dense steps 2 + 4 + 1 by the plan, 2 + 4 + 1 by each rival, then by the fastest."""
-    given = [0.4, *seconds, min(seconds)]
+    given = [0.4, 0.1, 0.09, 0.2, 0.09]
     (one, _, found, pilot), other = two.run(lived, given, 1.0, 30, "plain", 2)
     assert other[0] == one
     tried = [found[6], found[13], found[20]]
     assert len({None, *tried}) == 4
     dense, each = [None] * 5, [tried[0]] * 7 + [tried[1]] * 7 + [tried[2]] * 7
-    assert found == dense + each + [tried[stay]] * 4
+    assert found == dense + each + [tried[1]] * 4
     said = [one for one in pilot["decisions"] if "is tried" in one]
     assert len(said) == 2
-    assert any("is taken again" in one for one in pilot["decisions"]) is (stay < 2)
+    assert any("is taken again" in one for one in pilot["decisions"])
 
 
 @pytest.mark.slow
@@ -168,7 +154,7 @@ def test_another_link_is_planned_for_anew(two: Ranks) -> None:
 
 
 def unquiet(rank: int, world: int) -> tuple[int, str]:
-    """How often the link was timed in 100 steps of a machine whose steps differ, and bits."""
+    """How often the link was timed in 60 steps of a machine whose steps differ, and bits."""
     net, num_probes = Net(), 0
 
     def slowness(engine: Any, known: Any) -> float:
@@ -179,7 +165,7 @@ def unquiet(rank: int, world: int) -> tuple[int, str]:
     with seen(step_s=[0.4, 0.5, *(0.4, 0.4, 0.56, 0.56) * 10], slowness=1.0):
         sys.modules["gradwire.runtime.pilot.auto"].measuring.slowness = slowness
         model, handle = put(net, "plain", gw.pilot.auto(**SETTINGS))
-        train(model, momentum(net.parameters()), rank, range(100))
+        train(model, momentum(net.parameters()), rank, range(60))
         handle.detach()
     return num_probes, digest(net)
 
@@ -187,7 +173,7 @@ def unquiet(rank: int, world: int) -> tuple[int, str]:
 def test_the_link_is_timed_less_and_less_where_steps_differ_for_nothing(two: Ranks) -> None:
     (num_probes, bits), other = two.run(unquiet)
     assert other == (num_probes, bits)
-    assert 2 <= num_probes <= 5, "of 20 reviews, every other one after other steps than before"
+    assert 2 <= num_probes <= 4, "of 12 reviews, every other one after other steps than before"
 
 
 class Output:
@@ -280,7 +266,7 @@ def dropped(rank: int, world: int, where: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("where", ["plain", "ddp"])
+@each("where", ["plain", "ddp"])
 def test_detach_in_the_midst_of_measuring_leaves_no_hook(two: Ranks, where: str) -> None:
     assert two.run(dropped, where) == [[], []]
 
@@ -304,14 +290,14 @@ def measured(rank: int, world: int, where: str) -> Any:
     optimizer = momentum(net.parameters())
     chosen = gw.pilot.auto(**SETTINGS, fidelity="half")
     model, handle = put(net, where, chosen, optimizer=optimizer)
-    train(model, optimizer, rank, range(40))
+    train(model, optimizer, rank, range(20))
     handle.synchronize()
     pilot = handle.stats()["pilot"]
     handle.detach()
     return digest(net), pilot["decisions"], pilot["is_planned"], pilot["rate_bytes_per_s"]
 
 
-@pytest.mark.parametrize("where", ["plain", "ddp", "hosts"])
+@pytest.mark.parametrize("where", ["ddp", "hosts"])
 def test_all_ranks_decide_alike_by_what_they_measure(two: Ranks, four: Ranks, where: str) -> None:
     one, *others = (four if where == "hosts" else two).run(measured, where)
     assert others == [one] * len(others)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gradwire.runtime.pilot._decisions import Move, Review, decide, is_worth, typical_s
+from tests.each import each
 
 PLANNED = {"is_planned": True, "dense_s": 0.4, "expected_s": 0.1, "planned_s": 0.1}
 DENSE = {"is_planned": False, "dense_s": 0.4, "expected_s": 0.4}
@@ -115,17 +114,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_move_follows_from_the_reviewed(name: str) -> None:
+@each("name", CASES)
+def test_the_move_follows_from_the_reviewed_and_is_said_where_it_changes_the_run(name: str) -> None:
     review, move = CASES[name]
-    assert decide(Review(**review)).move is move
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_what_changes_the_run_is_said_in_words(name: str) -> None:
-    decision = decide(Review(**CASES[name][0]))
+    decision = decide(Review(**review))
+    assert decision.move is move
     assert bool(decision.why) is (
-        decision.move not in (Move.STAY, Move.WAIT, Move.EXPECT, Move.PROBE, Move.TRY_DENSE)
+        move not in (Move.STAY, Move.WAIT, Move.EXPECT, Move.PROBE, Move.TRY_DENSE)
     )
 
 

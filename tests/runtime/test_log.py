@@ -13,7 +13,6 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
-from tests.each import each
 from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import TOPK, Net, adamw, ddp, train
@@ -142,10 +141,9 @@ def test_all_that_take_rows_get_the_same_names() -> None:
     assert meter.num_made == len(names)
 
 
-@each("to", [logging.getLogger("x"), 7, "runs", print, lambda step: None])
-def test_what_takes_no_rows_is_refused(to: Any) -> None:
+def test_what_takes_no_rows_is_refused() -> None:
     _, handle = alone()
-    if to is not print:
+    for to in (logging.getLogger("x"), 7, "runs", lambda step: None):
         with pytest.raises(
             InvalidSetting, match=r"must be a SummaryWriter, a wandb run, .* or a fun"
         ):

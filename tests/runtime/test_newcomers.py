@@ -52,34 +52,22 @@ def until(is_so: Callable[[], bool]) -> None:
 
 def described(**other: Any) -> Any:
     """The fingerprint of a model, by default always the same."""
-    made = {"name": "weight", "shape": (3, 4), "dtype": torch.float32, "how": "topk", **other}
-    tensor = torch.zeros(made["shape"], dtype=made["dtype"])
+    tensor = torch.zeros(other.get("shape", (3, 4)))
     more = [("more", tensor, "topk")] if "more" in other else []
-    settings = {"exchange": made.get("exchange", "topk")}
-    return fingerprint([(made["name"], tensor, made["how"]), *more], settings)
+    settings = {"exchange": other.get("exchange", "topk")}
+    return fingerprint([("weight", tensor, "topk"), *more], settings)
 
 
 def newcomer(store: Any) -> Newcomer:
     return Newcomer(store, "shrink", momentum([torch.zeros(1, requires_grad=True)]), ())
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"name": "bias"},
-        {"shape": (4, 3)},
-        {"dtype": torch.bfloat16},
-        {"how": "uncompressed"},
-        {"more": True},
-        {"exchange": "onebit"},
-    ],
-    ids=lambda other: next(iter(other)),
-)
-def test_a_newcomer_that_differs_asks_for_no_place(store: Any, other: dict[str, Any]) -> None:
+def test_a_newcomer_that_differs_asks_for_no_place(store: Any) -> None:
     lookout = Lookout(json.dumps(described()))
     try:
-        with pytest.raises(RanksDiffer, match="do not train the same thing"):
-            newcomer(store).ask(described(**other), LIMIT)
+        for other in ({"shape": (4, 3)}, {"more": True}, {"exchange": "onebit"}):
+            with pytest.raises(RanksDiffer, match="do not train the same thing"):
+                newcomer(store).ask(described(**other), LIMIT)
         with pytest.raises(RankFailed, match="no place was offered"):  # the first that asks
             newcomer(store).ask(described(), timedelta(seconds=0.3))
         assert dist.PrefixStore("gradwire/rejoin", store).add("asked", 0) == 1

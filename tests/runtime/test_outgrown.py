@@ -18,8 +18,6 @@ from gradwire.runtime.step.messages import Message, ParamRange
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, train
 
-pytestmark = pytest.mark.slow
-
 WORLD = 2
 
 
@@ -93,6 +91,7 @@ def warnings_of(rank: int, world: int, exchange: Exchange, num_steps: int) -> li
     return heard
 
 
+@pytest.mark.slow
 @pytest.mark.multi
 def test_a_run_is_warned_once_and_a_sound_one_never(two: Ranks) -> None:
     for found in two.run(warnings_of, gw.with_error_feedback(keeps_all()), 256):

@@ -1,4 +1,7 @@
-"""A new process comes into a run that goes on, and has the same bits from then on."""
+"""A new process comes into a run that goes on, and has the same bits from then on.
+
+All runs train at once, as they wait for more than they compute.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Timer
@@ -25,7 +29,7 @@ from gradwire.runtime.elastic.rejoin import Newcomer
 from gradwire.runtime.step.wire import root_store
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Outcome, Ranks
-from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
+from tests.runtime.training import SMALL_MB, TOPK, Net, digest, loss_of, momentum
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(240)]
 LIMIT = timedelta(seconds=60)
@@ -43,12 +47,13 @@ class Plan:
     """The newcomer that rank 0 waits for, by step; it comes in with the next one."""
     dies_meeting: int = -1
     """The rank that dies in the midst of a newcomer's admission."""
-    adds_up: bool = False
-    """Whether gradients are never dropped."""
-    num_models: int = 1
-    store: int = 0
-    """The process that holds the store, to be stopped for ``STALL_S`` in the midst of the first
-    admission, or of the step in which a rank dies."""
+    adds_up: int = -1
+    """The step before which gradients are not dropped."""
+    has_second: bool = False
+    """Whether a second model is attached."""
+    stalls: bool = False
+    """Whether the store's process is stopped for ``STALL_S`` in the midst of the first admission,
+    or of the step in which a rank dies."""
 
 
 class Report(NamedTuple):
@@ -82,26 +87,28 @@ def attached(net: Net, exchange: Any, **settings: Any) -> tuple[gw.Handle, torch
 
 
 def train_on(
-    handle: gw.Handle, net: Net, optimizer: torch.optim.Optimizer, data: int, plan: Plan
+    net: Net, exchange: Exchange, data: int, plan: Plan, host: int = 0, **settings: Any
 ) -> Report:
-    """Trains from the handle's own step on."""
+    """Trains from the handle's own step on; ``host`` is the process of the store."""
+    second = attached(Net(), exchange)[0] if plan.has_second else None
+    handle, optimizer = attached(net, exchange, **settings)
     bits, worlds, lost = {}, {}, []
     params = [*net.parameters()]
     delivered, own = torch.zeros(2, sum(p.numel() for p in params), dtype=torch.float64)
     for step in range(handle.step, STEPS):
-        if plan.store and plan.dies.get(step) in (data, data + 1):
-            stall(plan.store)  # by a rank that lives too, for its timer
+        if plan.stalls and plan.dies.get(step) in (data, data + 1):
+            stall(host)  # by a rank that lives too, for its timer
         if plan.dies.get(step) == data:
             die()
         if step in plan.meets and handle.rank == 0:
             meet(handle, plan.meets[step])
-            if plan.store and not handle.joined:
-                Timer(0.5, stall, (plan.store,)).start()
+            if plan.stalls:
+                Timer(0.5, stall, (host,)).start()
         if plan.dies_meeting == data:
             handle._hooks.shrinking._admit = die  # type: ignore[union-attr]
         while True:
             try:
-                if not plan.adds_up:
+                if step != plan.adds_up:
                     optimizer.zero_grad()
                 gradients = torch.autograd.grad(loss_of(net, data, step), params)
                 loss_of(net, data, step).backward()
@@ -133,6 +140,8 @@ def train_on(
         dist.all_reduce(balance, group=handle.group)
     joined = handle.stats()["joined"]
     handle.detach()
+    if second is not None:
+        second.detach()
     return Report(bits, worlds, lost, joined, total.item(), balance + delivered)
 
 
@@ -149,17 +158,12 @@ def meet(handle: gw.Handle, number: int) -> None:
         time.sleep(0.02)
 
 
-def goes_on(rank: int, world: int, exchange: Exchange, plan: Plan) -> Report:
-    net, others = Net(), [Net() for _ in range(1, plan.num_models)]
-    handles = [attached(other, exchange)[0] for other in others]
-    report = train_on(*_in_order(net, *attached(net, exchange)), rank, plan)
-    for handle in handles:
-        handle.detach()
-    return report
-
-
-def _in_order(net: Net, handle: gw.Handle, optimizer: torch.optim.Optimizer) -> Any:
-    return handle, net, optimizer
+def goes_on(rank: int, world: int, port: int, host: int, exchange: Exchange, plan: Plan) -> Report:
+    """The store is none of the ranks', as under torchrun."""
+    dist.destroy_process_group()
+    store = dist.TCPStore("127.0.0.1", port, None, False, LIMIT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    return train_on(Net(), exchange, rank, plan, host)
 
 
 def comes_in(
@@ -176,158 +180,11 @@ def comes_in(
     if how == "is healed slowly":
         take_over = Healing.take_over
         Healing.take_over = lambda *given: (time.sleep(1.5), take_over(*given))[1]  # type: ignore[method-assign]
-    net = Net(seed=7)  # other parameters than the run's
-    if how == "has another model":
-        net.last = torch.nn.Linear(29, 6)
-    try:
-        handle, optimizer = attached(net, exchange, rejoin=store)
-    except (gw.RankFailed, gw.RanksDiffer) as error:
+    dies = {6: 10 + number} if how == "dies in step 6" else {}
+    try:  # with other parameters than the run's
+        return train_on(Net(seed=7), exchange, 10 + number, Plan(dies=dies), rejoin=store)
+    except gw.RankFailed as error:
         return f"{type(error).__name__}: {error}"
-    dies = {handle.step + 2: 10 + number} if how == "dies after two steps" else {}
-    return train_on(handle, net, optimizer, 10 + number, Plan(dies=dies))
-
-
-@pytest.fixture
-def newcomers() -> Iterator[list[Ranks]]:
-    """Processes outside of the run's group."""
-    found = [Ranks(1), Ranks(1)]
-    yield found
-    for one in found:
-        one.close()
-
-
-def send(newcomer: Ranks, ranks: Ranks, exchange: Exchange, number: int, how: str = "") -> None:
-    (port,) = ranks.run(_port)[:1]
-    newcomer.send(comes_in, port, exchange, number, how)
-
-
-def _port(rank: int, world: int) -> int:
-    return int(root_store().port)
-
-
-def answers(ranks: Ranks, *, without: tuple[int, ...] = ()) -> list[Any]:
-    found: list[Outcome] = ranks.collect(100.0, without=without)
-    kept = [one for rank, one in enumerate(found) if rank not in without]
-    for one in kept:
-        assert one.error is None, one.error
-    return [one.value for one in kept]
-
-
-def assert_alike(reports: list[Report]) -> None:
-    """All ranks have the same bits in the steps that they share."""
-    for one in reports:
-        assert one.bits == {step: reports[0].bits[step] for step in one.bits}
-        assert one.worlds == {step: reports[0].worlds[step] for step in one.bits}
-        assert one.total == len(reports)
-
-
-EXCHANGES = {
-    "topk": TOPK,
-    "none": DENSE,
-    "powersgd": exchange_for(gw.compress.powersgd()),
-    "randomk": exchange_for(gw.compress.randomk(density=0.3, seed=1)),
-    "dgc": gw.deep_gradient_compression(warmup_steps=20, density=0.1),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXCHANGES)
-def test_a_newcomer_takes_a_lost_ranks_place(
-    doomed: Ranks, newcomers: list[Ranks], name: str
-) -> None:
-    exchange = EXCHANGES[name]
-    send(newcomers[0], doomed, exchange, 1)
-    doomed.send(goes_on, exchange, Plan(dies={2: 2}, meets={5: 1}))
-    survivors = answers(doomed, without=(2,))
-    (came,) = answers(newcomers[0])
-    assert_alike([*survivors, came])
-    assert [*came.bits] == [*range(6, STEPS)]
-    assert [survivors[0].worlds[step] for step in (1, 2, 5, 6)] == [4, 3, 3, 4]
-    for one in [*survivors, came]:
-        (joined,) = one.joined
-        assert (joined["rank"], joined["step"]) == (4, 6)
-        assert 0 < joined["seconds"] < LIMIT.total_seconds()
-
-
-@pytest.mark.slow
-def test_what_was_owed_arrives_with_its_weight(doomed_two: Ranks, newcomers: list[Ranks]) -> None:
-    """All gradients of all ranks are in a mean or still owed, though there are more ranks now."""
-    send(newcomers[0], doomed_two, TOPK, 1)
-    doomed_two.send(goes_on, TOPK, Plan(meets={4: 1}))
-    found = [*answers(doomed_two), *answers(newcomers[0])]
-    assert_alike(found)
-    assert [one.lost for one in found] == [[], [], []]
-    for one in found[:2]:  # which have seen all that was delivered
-        assert one.balance.abs().max() < 1e-5
-    assert found[0].worlds[4] == 2
-    assert found[0].worlds[5] == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", ["dies when it is offered a place", "dies while it is healed", "has another model"]
-)
-def test_who_does_not_come_in_leaves_the_others_as_they_were(
-    doomed_two: Ranks, newcomers: list[Ranks], how: str
-) -> None:
-    """No step is repeated, and another newcomer comes in afterwards."""
-    is_refused = how == "has another model"
-    send(newcomers[0], doomed_two, TOPK, 1, how)
-    send(newcomers[1], doomed_two, TOPK, 1 if is_refused else 2)
-    meets = {7: 1} if is_refused else {3: 1, 7: 2}
-    doomed_two.send(goes_on, TOPK, Plan(meets=meets))
-    found = [*answers(doomed_two), *answers(newcomers[1])]
-    assert_alike(found)
-    assert [one.lost for one in found] == [[], [], []]
-    assert [found[0].worlds[step] for step in (3, 4, 7, 8)] == [2, 2, 2, 3]
-    if is_refused:
-        (text,) = answers(newcomers[0])
-        assert text.startswith("RanksDiffer: the run and this newcomer do not train the same thing")
-        assert "last.weight [5, 29]" in text
-        assert "against last.weight [6, 29]" in text
-
-
-@pytest.mark.slow
-def test_a_newcomer_may_be_lost_again_and_a_lone_rank_is_joined(
-    doomed_two: Ranks, newcomers: list[Ranks]
-) -> None:
-    send(newcomers[0], doomed_two, TOPK, 1, "dies after two steps")
-    send(newcomers[1], doomed_two, TOPK, 2)
-    doomed_two.send(goes_on, TOPK, Plan(dies={2: 1}, meets={4: 1, 8: 2}))
-    found = [*answers(doomed_two, without=(1,)), *answers(newcomers[1])]
-    assert_alike(found)
-    assert [*found[0].worlds.values()] == [2, 2, 1, 1, 1, 2, 2, 1, 1, 2, 2, 2]
-    assert found[0].lost == [(1,), (2,)]
-    assert [one["rank"] for one in found[0].joined] == [2, 3]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("plan", "why"),
-    [
-        (Plan(meets={4: 1}, adds_up=True), "exchanged gradients add up"),
-        (Plan(meets={4: 1}, num_models=2), "several models are attached"),
-    ],
-    ids=["gradients add up", "several models"],
-)
-def test_nobody_comes_in_who_could_not_have_the_same_bits(
-    doomed_two: Ranks, newcomers: list[Ranks], plan: Plan, why: str
-) -> None:
-    send(newcomers[0], doomed_two, TOPK, 1)
-    doomed_two.send(goes_on, TOPK, plan)
-    found = answers(doomed_two)
-    assert_alike(found)
-    assert [one.lost for one in found] == [[], []]
-    (text,) = answers(newcomers[0])
-    assert text.startswith(f"RankFailed: this process could not join: InvalidSetting: {why}")
-
-
-def goes_on_elsewhere(rank: int, world: int, port: int, plan: Plan) -> Report:
-    """As ``goes_on``, where the store is none of the ranks', as under torchrun."""
-    dist.destroy_process_group()
-    store = dist.TCPStore("127.0.0.1", port, None, False, LIMIT)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    return goes_on(rank, world, TOPK, plan)
 
 
 def hold(rank: int, world: int) -> tuple[int, int]:
@@ -339,58 +196,147 @@ def hold(rank: int, world: int) -> tuple[int, int]:
 held: list[dist.TCPStore] = []
 
 
+@dataclass(frozen=True)
+class Case:
+    """A run with newcomers, and what becomes of it.
+
+    ``worlds`` are the numbers of ranks in each step, and ``refused`` begins the error of a
+    newcomer that stays out and lives.
+    """
+
+    world: int
+    plan: Plan
+    newcomers: tuple[str, ...]
+    worlds: list[int]
+    lost: list[tuple[int, ...]] = field(default_factory=list)
+    joined: list[tuple[int, int]] = field(default_factory=list)
+    refused: str = ""
+    exchange: Exchange = TOPK
+
+
+STAYS_OUT = "RankFailed: this process could not join: "
+CASES = {
+    "a newcomer comes after rank 0 was lost": Case(
+        3,
+        Plan(dies={2: 0}, meets={5: 1}),
+        ("",),
+        [3] * 2 + [2] * 4 + [3] * 6,
+        lost=[(0,)],
+        joined=[(3, 6)],
+        exchange=gw.deep_gradient_compression(warmup_steps=20, density=0.1),
+    ),
+    "a lone rank is joined, and the newcomer is lost again": Case(
+        2,
+        Plan(dies={2: 1}, meets={4: 1, 8: 2}),
+        ("dies in step 6", ""),
+        [2, 2, 1, 1, 1, 2, 1, 1, 1, 2, 2, 2],
+        lost=[(1,), (2,)],
+        joined=[(2, 5), (3, 9)],
+        exchange=exchange_for(gw.compress.powersgd()),
+    ),
+    "who does not come in leaves the others as they were": Case(
+        2,
+        Plan(meets={1: 1, 2: 2, 5: 3, 8: 4}, adds_up=6),
+        ("dies when it is offered a place", "dies while it is healed", "", ""),
+        [2] * 9 + [3] * 3,
+        joined=[(2, 9)],
+        refused=STAYS_OUT + "InvalidSetting: exchanged gradients add up",
+    ),
+    "nobody joins a run of several models": Case(
+        2,
+        Plan(meets={4: 1}, has_second=True),
+        ("",),
+        [2] * 12,
+        refused=STAYS_OUT + "InvalidSetting: several models are attached",
+    ),
+    "a rank that is lost meanwhile keeps the newcomer out": Case(
+        3,
+        Plan(meets={3: 1}, dies_meeting=2),
+        ("",),
+        [3] * 4 + [2] * 8,
+        lost=[(2,)],
+        refused=STAYS_OUT + "the run has lost ranks [2]",
+    ),
+    "a store that stalls while a newcomer comes": Case(
+        3,
+        Plan(meets={4: 1}, stalls=True),
+        ("is healed slowly",),
+        [3] * 5 + [4] * 7,
+        joined=[(3, 5)],
+    ),
+    "a store that stalls while a rank dies": Case(
+        3, Plan(dies={5: 2}, stalls=True), (), [3] * 5 + [2] * 7, lost=[(2,)]
+    ),
+}
+
+
+class Run:
+    """The processes of a case: ranks, newcomers, and one that does nothing but hold the store."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.ranks, self.host = case, Ranks(case.world), Ranks(1)
+        self.newcomers = [Ranks(1) for _ in case.newcomers]
+        ((port, pid),) = self.host.run(hold)
+        for place, (newcomer, how) in enumerate(zip(self.newcomers, case.newcomers, strict=True)):
+            newcomer.send(comes_in, port, case.exchange, place + 1, how)
+        self.ranks.send(goes_on, port, pid, case.exchange, case.plan)
+
+    def reports(self) -> tuple[list[Report], list[Report | str]]:
+        """What survivors, and newcomers that live, have seen."""
+        dead = {*self.case.plan.dies.values(), self.case.plan.dies_meeting}
+        own = answers(self.ranks, dead & {*range(self.case.world)})
+        pairs = zip(self.newcomers, self.case.newcomers, strict=True)
+        return own, [a for one, how in pairs if "dies" not in how for a in answers(one, set())]
+
+    def close(self) -> None:
+        self.host.abandon(0)  # it may be stopped
+        for one in (self.host, self.ranks, *self.newcomers):
+            one.close()
+
+
+def answers(ranks: Ranks, dead: set[int]) -> list[Any]:
+    found: list[Outcome] = ranks.collect(100.0, without=sorted(dead))
+    living = [one for rank, one in enumerate(found) if rank not in dead]
+    for one in living:
+        assert one.error is None, one.error
+    return [one.value for one in living]
+
+
 @pytest.fixture
-def stores_host() -> Iterator[Ranks]:
-    """A process that does nothing but hold a store."""
-    host = Ranks(1)
-    yield host
-    host.abandon(0)
-    host.close()
+def runs() -> Iterator[dict[str, Run]]:
+    with ExitStack() as stack:
+        found = {}
+        for name, case in CASES.items():
+            found[name] = Run(case)
+            stack.callback(found[name].close)
+        yield found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dies", [{}, {5: 2}], ids=["a newcomer comes", "a rank dies"])
-def test_a_store_that_stalls_is_no_dead_rank(
-    doomed: Ranks, newcomers: list[Ranks], stores_host: Ranks, dies: dict[int, int]
+def test_newcomers_have_all_bits_or_stay_out(
+    runs: dict[str, Run], subtests: pytest.Subtests
 ) -> None:
-    """Nobody that lives is refused or left out, and a rank that died is named."""
-    ((port, pid),) = stores_host.run(hold)
-    if not dies:
-        newcomers[0].send(comes_in, port, TOPK, 1, "is healed slowly")
-    plan = Plan(dies=dies, meets={} if dies else {4: 1}, store=pid)
-    doomed.send(goes_on_elsewhere, port, plan)
-    found = answers(doomed, without=(2,) if dies else ())
-    assert [one.lost for one in found] == [[(2,)] if dies else []] * len(found)
-    if not dies:
-        assert all(one.balance.abs().max() < 1e-5 for one in found)
-        found += answers(newcomers[0])
-    assert_alike(found)
-    assert [found[0].worlds[step] for step in (4, 5)] == [4, 3 if dies else 5]
-
-
-@pytest.mark.slow
-def test_rank_0_may_be_lost_before(doomed: Ranks, newcomers: list[Ranks]) -> None:
-    """The next rank looks out for newcomers then, and heals them."""
-    store = dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, False)
-    newcomers[0].send(comes_in, store.port, TOPK, 1, "")
-    doomed.send(goes_on_elsewhere, store.port, Plan(dies={2: 0}, meets={5: 1}))
-    found = [*answers(doomed, without=(0,)), *answers(newcomers[0])]
-    assert_alike(found)
-    assert [found[0].worlds[step] for step in (1, 2, 5, 6)] == [4, 3, 3, 4]
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_lost_meanwhile_keeps_the_newcomer_out(
-    doomed: Ranks, newcomers: list[Ranks]
-) -> None:
-    send(newcomers[0], doomed, TOPK, 1)
-    doomed.send(goes_on, TOPK, Plan(meets={3: 1}, dies_meeting=2))
-    found = answers(doomed, without=(2,))
-    assert_alike(found)
-    assert [one.lost for one in found] == [[(2,)]] * 3
-    assert found[0].worlds[4] == 3
-    (text,) = answers(newcomers[0])
-    assert text.startswith("RankFailed: this process could not join: the run has lost ranks [2]")
+    """No step is repeated but the ones in which a rank is lost."""
+    for name, run in runs.items():
+        with subtests.test(name):
+            case, (survivors, others) = run.case, run.reports()
+            refused = [text for text in others if isinstance(text, str)]
+            assert len(refused) == bool(case.refused)
+            assert all(text.startswith(case.refused) for text in refused)
+            assert [*survivors[0].worlds.values()] == case.worlds
+            for one in survivors:
+                assert one.lost == case.lost
+                assert [(at["rank"], at["step"]) for at in one.joined] == case.joined
+                assert all(0 < at["seconds"] < LIMIT.total_seconds() for at in one.joined)
+                if case.exchange is TOPK and not case.lost and not case.refused:
+                    assert one.balance.abs().max() < 1e-5
+            came = [one for one in others if isinstance(one, Report)]
+            for one in came:
+                assert [*one.bits] == [*range(case.joined[-1][1], STEPS)]
+            for one in (*survivors, *came):
+                assert one.bits == {step: survivors[0].bits[step] for step in one.bits}
+                assert one.worlds == {step: survivors[0].worlds[step] for step in one.bits}
+                assert one.total == case.worlds[-1]
 
 
 def refused(rank: int, world: int) -> list[str]:
@@ -417,7 +363,7 @@ def refused(rank: int, world: int) -> list[str]:
     return found
 
 
-def test_what_cannot_come_in_is_refused_by_name(newcomers: list[Ranks]) -> None:
+def test_what_cannot_come_in_is_refused_by_name(one: Ranks) -> None:
     expected = [
         "write dist.TCPStore(host, port)",
         "leave out group=, shards= and mesh=",
@@ -425,7 +371,7 @@ def test_what_cannot_come_in_is_refused_by_name(newcomers: list[Ranks]) -> None:
         "beside on_failure='shrink' and an optimizer, got",
         "no running job was found in this store",
     ]
-    for text, part in zip(newcomers[0].run(refused)[0], expected, strict=True):
+    for text, part in zip(one.run(refused)[0], expected, strict=True):
         assert part in text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -24,15 +24,7 @@ from gradwire.runtime.step.engine import Engine
 from gradwire.runtime.step.wire import start
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import (
-    DENSE,
-    SMALL_MB,
-    TOPK,
-    Net,
-    digest,
-    loss_of,
-    momentum,
-)
+from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
 WORLD = 4
@@ -145,26 +137,9 @@ def shrinking(
     return report
 
 
-def survivors(ranks: Ranks, lost: set[int], body: Callable[..., Any], *args: Any) -> list[Report]:
-    ranks.send(body, *args)
-    outcomes = ranks.collect(60.0, without=sorted(lost))
-    found = [one for rank, one in enumerate(outcomes) if rank not in lost]
-    for one in found:
-        assert one.error is None, one.error
-    assert all(one.value.bits == found[0].value.bits for one in found)
-    return [one.value for one in found]
-
-
-@pytest.mark.slow
-def test_a_step_that_counted_is_not_undone_by_who_hears_late(doomed: Ranks) -> None:
-    accident = {3: (2, "between steps, nobody looks")}
-    for report in survivors(doomed, {2}, shrinking, TOPK, accident, 5):
-        assert report.lost == [((2,), 3, 3)]
-        assert report.state_is_kept
-
-
 def test_survivors_repeat_the_step_in_which_a_rank_was_lost(doomed: Ranks) -> None:
-    for report in survivors(doomed, {2}, shrinking, VELOCITY, {3: (2, "in backward")}, 6):
+    doomed.send(shrinking, VELOCITY, {3: (2, "in backward")}, 6)
+    for report in reports(doomed, {2}):
         assert report.lost == [((2,), 3, 3)]
         assert (report.world, report.total) == (3, 3.0)
         assert report.state_is_kept
@@ -174,24 +149,61 @@ def test_survivors_repeat_the_step_in_which_a_rank_was_lost(doomed: Ranks) -> No
         assert 0 < left["seconds"] < LIMIT.total_seconds()
 
 
-@pytest.mark.slow
-def test_ranks_go_on_until_one_is_left(doomed: Ranks) -> None:
-    """The second loss leaves rank 0 with a step that the others have not ended: it counts."""
-    accidents = {2: (3, "between steps"), 4: (2, "confirming"), 6: (1, "in backward")}
-    (report,) = survivors(doomed, {1, 2, 3}, shrinking, TOPK, accidents, 9)
-    assert report.lost == [((3,), 2, 2), ((2,), 5, 5), ((1,), 6, 6)]
-    assert (report.world, report.total) == (1, 1.0)
-    assert [one["ranks"] for one in report.left] == [(3,), (2,), (1,)]
+def reports(ranks: Ranks, dead: set[int]) -> list[Report]:
+    """The survivors' reports, once all have the same bits."""
+    outcomes = ranks.collect(60.0, without=sorted(dead))
+    found = [one for rank, one in enumerate(outcomes) if rank not in dead]
+    for one in found:
+        assert one.error is None, one.error
+    assert all(one.value.bits == found[0].value.bits for one in found)
+    return [one.value for one in found]
+
+
+Loss = tuple[tuple[int, ...], int, int]
+CASES: dict[str, tuple[Exchange, dict[int, tuple[int, str]], list[Loss]]] = {
+    "who hears late does not undo a step that counted": (
+        TOPK,
+        {3: (2, "between steps, nobody looks")},
+        [((2,), 3, 3)],
+    ),
+    # The second loss leaves rank 0 with a step that the others have not ended: it counts.
+    "ranks go on until one is left": (
+        exchange_for(gw.compress.powersgd()),
+        {2: (3, "between steps"), 4: (2, "confirming"), 6: (1, "in backward")},
+        [((3,), 2, 2), ((2,), 5, 5), ((1,), 6, 6)],
+    ),
+    "an exchange without a state": (
+        DENSE,
+        {1: (1, "in backward"), 3: (3, "confirming")},
+        [((1,), 1, 1), ((3,), 4, 4)],
+    ),
+}
+"""The exchange, the victims by step, and the losses that survivors see."""
+
+
+@pytest.fixture
+def runs() -> Iterator[dict[str, Ranks]]:
+    """The cases, all at once, as they wait for more than they compute."""
+    groups = {name: Ranks(WORLD) for name in CASES}
+    try:
+        for name, ranks in groups.items():
+            ranks.send(shrinking, *CASES[name][:2], 9)
+        yield groups
+    finally:
+        for ranks in groups.values():
+            ranks.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["powersgd", "none"])
-def test_other_exchanges_shrink_too(doomed: Ranks, name: str) -> None:
-    exchange = DENSE if name == "none" else exchange_for(getattr(gw.compress, name)())
-    accidents = {1: (1, "in backward"), 3: (3, "confirming")}
-    for report in survivors(doomed, {1, 3}, shrinking, exchange, accidents, 6):
-        assert report.lost == [((1,), 1, 1), ((3,), 4, 4)]
-        assert report.state_is_kept
+def test_survivors_go_on_after_any_loss(runs: dict[str, Ranks], subtests: pytest.Subtests) -> None:
+    for name, (_, accidents, lost) in CASES.items():
+        with subtests.test(name):
+            found = reports(runs[name], {victim for victim, _ in accidents.values()})
+            for report in found:
+                assert report.lost == lost
+                assert report.state_is_kept
+                assert (report.world, report.total) == (len(found), float(len(found)))
+                assert [one["ranks"] for one in report.left] == [ranks for ranks, *_ in lost]
 
 
 def ends(rank: int, world: int) -> str:
