@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -26,16 +27,27 @@ SETTINGS = {"measured_steps": 3, "review_steps": 4, "trial_steps": 14}
 
 
 @contextmanager
+def measured_quickly() -> Iterator[Any]:
+    """Links and compressors by few and short messages; auto's module."""
+    load("pilot", "auto")
+    module = sys.modules["gradwire.runtime.pilot.auto"]
+    less = {"BUDGET_S": 1e-3, "ROUNDS": 1, "MOST_BYTES": 2**18, "CODEC_SIZES": (2**12, 2**14)}
+    with (
+        mock.patch.multiple(module.measuring, **less),
+        mock.patch.object(module, "_PACE_S", 1e-3),
+    ):
+        yield module
+
+
+@contextmanager
 def seen(**seconds: Any) -> Iterator[None]:
     """Has auto see these figures in place of what the machine's mood makes of them.
 
-    ``step_s`` are those of each review, the last one for all that follow; ``slowness`` that of
-    every message that is timed. The plan is one that compresses, as are its ``num_rivals``, and
+    ``step_s`` are those of each review, the last one for all that follow; ``slowness`` is called
+    where a message is timed. The plan is one that compresses, as are its ``num_rivals``, and
     means may be as far from dense ones as they will, but for the fidelities in ``allowed``.
     """
-    load("pilot", "auto")
-    module, steps = sys.modules["gradwire.runtime.pilot.auto"], iter(seconds["step_s"])
-    last: list[float] = []
+    steps, last = iter(seconds["step_s"]), list[float]()
 
     def typical_s(own: Sequence[float]) -> float:
         last[:] = [next(steps, *last)] if last else [next(steps)]
@@ -49,14 +61,15 @@ def seen(**seconds: Any) -> Iterator[None]:
         plans = [(lossy(1 + number), 0.1) for number in range(seconds.get("num_rivals", 0))]
         return module.Proposal(lossy(0), 0.1, 0.4, "first plan", tuple(plans))
 
-    before = module.typical_s, module.proposal, module.measuring.slowness, module.MOST_ERROR
-    module.MOST_ERROR = dict.fromkeys(module.MOST_ERROR, inf) | seconds.get("allowed", {})
-    module.typical_s, module.proposal = typical_s, proposal
-    module.measuring.slowness = lambda engine, cluster: seconds["slowness"]
-    try:
-        yield
-    finally:
-        module.typical_s, module.proposal, module.measuring.slowness, module.MOST_ERROR = before
+    with measured_quickly() as module:
+        errors = dict.fromkeys(module.MOST_ERROR, inf) | seconds.get("allowed", {})
+        own = {"typical_s": typical_s, "proposal": proposal, "MOST_ERROR": errors}
+        slowness = seconds.get("slowness", lambda engine, known: 1.0)
+        with (
+            mock.patch.multiple(module, **own),
+            mock.patch.object(module.measuring, "slowness", slowness),
+        ):
+            yield
 
 
 class Reentrant(Net):
@@ -83,7 +96,7 @@ def lived(
     net = Reentrant() if "reentrant" in where else Net()
     optimizer = momentum(net.parameters())
     found = []
-    with seen(step_s=step_s, slowness=slowness, num_rivals=num_rivals):
+    with seen(step_s=step_s, slowness=lambda *_: slowness, num_rivals=num_rivals):
         model, handle = put(net, where, gw.pilot.auto(**SETTINGS), optimizer=optimizer)
         for step in range(num):
             train(model, optimizer, rank, [step])
@@ -162,8 +175,7 @@ def unquiet(rank: int, world: int) -> tuple[int, str]:
         num_probes += 1
         return 1.0
 
-    with seen(step_s=[0.4, 0.5, *(0.4, 0.4, 0.56, 0.56) * 10], slowness=1.0):
-        sys.modules["gradwire.runtime.pilot.auto"].measuring.slowness = slowness
+    with seen(step_s=[0.4, 0.5, *(0.4, 0.4, 0.56, 0.56) * 10], slowness=slowness):
         model, handle = put(net, "plain", gw.pilot.auto(**SETTINGS))
         train(model, momentum(net.parameters()), rank, range(60))
         handle.detach()
@@ -228,14 +240,14 @@ def resumed(rank: int, world: int) -> tuple[float, float, int, bool]:
     """A planned run, saved and gone on with by a new one, which measures and plans anew."""
     net = Net()
     optimizer = momentum(net.parameters())
-    with seen(step_s=[0.4, 0.1], slowness=1.0):
+    with seen(step_s=[0.4, 0.1]):
         handle = gw.attach(net, gw.pilot.auto(**SETTINGS), optimizer=optimizer)
         train(net, optimizer, rank, range(10))
         state = handle.state_dict()
         owed = sum(float(residual.abs().sum()) for residual in handle.residuals().values())
         handle.detach()
     optimizer.zero_grad()
-    with seen(step_s=[0.4, 0.1], slowness=1.0):
+    with seen(step_s=[0.4, 0.1]):
         handle = gw.attach(net, gw.pilot.auto(**SETTINGS), optimizer=optimizer)
         handle.load_state_dict(state)
         loss_of(net, rank, 10).backward()
@@ -289,11 +301,12 @@ def measured(rank: int, world: int, where: str) -> Any:
     net = Net()
     optimizer = momentum(net.parameters())
     chosen = gw.pilot.auto(**SETTINGS, fidelity="half")
-    model, handle = put(net, where, chosen, optimizer=optimizer)
-    train(model, optimizer, rank, range(20))
-    handle.synchronize()
-    pilot = handle.stats()["pilot"]
-    handle.detach()
+    with measured_quickly():
+        model, handle = put(net, where, chosen, optimizer=optimizer)
+        train(model, optimizer, rank, range(20))
+        handle.synchronize()
+        pilot = handle.stats()["pilot"]
+        handle.detach()
     return digest(net), pilot["decisions"], pilot["is_planned"], pilot["rate_bytes_per_s"]
 
 

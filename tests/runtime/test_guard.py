@@ -109,7 +109,7 @@ def stepped_back(rank: int, world: int) -> tuple[str, dict[str, Any]]:
     """Under auto, with plans of onebit, of whose misses "safe" is to allow less."""
     net = Net()
     optimizer = momentum(net.parameters())
-    with seen(step_s=[0.4, 0.1], slowness=1.0, allowed={"safe": 0.01}):
+    with seen(step_s=[0.4, 0.1], allowed={"safe": 0.01}):
         handle = gw.attach(net, gw.pilot.auto(**SETTINGS), optimizer=optimizer)
         train(net, optimizer, rank, range(20))
         pilot = handle.stats()["pilot"]

@@ -190,7 +190,7 @@ def comes_in(
 def hold(rank: int, world: int) -> tuple[int, int]:
     """Holds a store from now on; returns its port, and the process."""
     held.append(dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, False))
-    return held[0].port, os.getpid()
+    return held[-1].port, os.getpid()
 
 
 held: list[dist.TCPStore] = []
@@ -271,12 +271,12 @@ CASES = {
 
 
 class Run:
-    """The processes of a case: ranks, newcomers, and one that does nothing but hold the store."""
+    """The processes of a case: ranks, newcomers, and one that holds the store if that stalls."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.ranks, self.host = case, Ranks(case.world), Ranks(1)
         self.newcomers = [Ranks(1) for _ in case.newcomers]
-        ((port, pid),) = self.host.run(hold)
+        ((port, pid),) = self.host.run(hold) if case.plan.stalls else [hold(0, 1)]
         for place, (newcomer, how) in enumerate(zip(self.newcomers, case.newcomers, strict=True)):
             newcomer.send(comes_in, port, case.exchange, place + 1, how)
         self.ranks.send(goes_on, port, pid, case.exchange, case.plan)
@@ -310,6 +310,7 @@ def runs() -> Iterator[dict[str, Run]]:
             found[name] = Run(case)
             stack.callback(found[name].close)
         yield found
+    held.clear()
 
 
 @pytest.mark.slow
