@@ -1,4 +1,4 @@
-"""`bench faults`: what a trial is judged by, and fixed trials on real ranks."""
+"""`bench faults`: what a trial is judged by, and a fixed trial of each kind on real ranks."""
 
 from __future__ import annotations
 
@@ -112,11 +112,10 @@ def test_all_is_drawn_from_the_seed_and_the_number() -> None:
 def test_survivors_of_fixed_trials_say_what_happened() -> None:
     """A trial of each kind that this machine can do; a busy one has more time.
 
-    The seeds strike at all points of an attach, in the midst of a step, under DDP, and at rank 0.
+    With this seed processes end at all points of an attach, in a step, under DDP, and rank 0's too.
     """
     kinds = tuple(kind for kind in KINDS if available() or kind not in LINKS)
-    for seed, only in ((14643, kinds), (226, ("stop", "raise"))):
-        settings = FaultsBench(trials=len(only), seed=seed, at_once=6, only=only, timeout_s=6.0)
-        rows, notes = run(settings, lambda fraction, what: None)
-        assert notes == []
-        assert rows[-1]["trials"] == len(only)
+    settings = FaultsBench(trials=len(kinds), seed=96951, at_once=6, only=kinds, timeout_s=6.0)
+    rows, notes = run(settings, lambda fraction, what: None)
+    assert notes == []
+    assert rows[-1]["trials"] == len(kinds)

@@ -6,69 +6,52 @@ from gradwire.runtime.pilot._decisions import Move, Review, decide, is_worth, ty
 from tests.each import each
 
 PLANNED = {"is_planned": True, "dense_s": 0.4, "expected_s": 0.1, "planned_s": 0.1}
+NEW = {**PLANNED, "expected_s": None}
+UNTRIED = {**NEW, "planned_s": None}
+"""A plan whose steps nobody knows yet, and one that was not compared with dense steps either."""
+TRIAL = {**PLANNED, "is_planned": False, "is_trial": True}
 DENSE = {"is_planned": False, "dense_s": 0.4, "expected_s": 0.4}
 CASES = {
     "a plan as fast as ever": ({**PLANNED, "step_s": 0.11}, Move.STAY),
-    "a plan's first steps": ({**PLANNED, "step_s": 0.1, "expected_s": None}, Move.EXPECT),
-    "a plan that seems not to gain": ({**PLANNED, "step_s": 0.4, "expected_s": None}, Move.PROBE),
-    "a plan that does not gain": (
-        {**PLANNED, "step_s": 0.4, "expected_s": None, "slowness": 1.0},
-        Move.DENSE,
-    ),
-    "a plan whose link became slower": (
-        {**PLANNED, "step_s": 2.0, "expected_s": None, "slowness": 20.0},
-        Move.PLAN,
-    ),
-    "a plan with a rival": (
-        {**PLANNED, "step_s": 0.1, "expected_s": None, "rival_s": 0.12},
-        Move.TRY_RIVAL,
-    ),
+    "a plan's first steps": ({**NEW, "step_s": 0.1}, Move.EXPECT),
+    "a plan that seems not to gain": ({**NEW, "step_s": 0.4}, Move.PROBE),
+    "a plan that does not gain": ({**NEW, "step_s": 0.4, "slowness": 1.0}, Move.DENSE),
+    "a plan whose link became slower": ({**NEW, "step_s": 2.0, "slowness": 20.0}, Move.PLAN),
+    "a plan with a rival": ({**NEW, "step_s": 0.1, "rival_s": 0.12}, Move.TRY_RIVAL),
     "a plan that does not gain, and a rival that may": (
-        {**PLANNED, "step_s": 0.5, "expected_s": None, "rival_s": 0.3},
+        {**NEW, "step_s": 0.5, "rival_s": 0.3},
         Move.TRY_RIVAL,
     ),
-    "a rival that is out of reach": (
-        {**PLANNED, "step_s": 0.1, "expected_s": None, "rival_s": 0.13},
-        Move.EXPECT,
-    ),
+    "a rival that is out of reach": ({**NEW, "step_s": 0.1, "rival_s": 0.13}, Move.EXPECT),
     "a rival that would not gain over dense": (
-        {**PLANNED, "step_s": 0.39, "expected_s": None, "rival_s": 0.39},
+        {**NEW, "step_s": 0.39, "rival_s": 0.39},
         Move.EXPECT,
     ),
     "a plan that seems not to gain, on the same link": (
-        {**PLANNED, "step_s": 0.4, "expected_s": None, "slowness": 1.0, "planned_s": None},
+        {**UNTRIED, "step_s": 0.4, "slowness": 1.0},
         Move.TRY_DENSE,
     ),
-    "a plan that gains little": (
-        {**PLANNED, "step_s": 0.36, "expected_s": None, "planned_s": None},
-        Move.TRY_DENSE,
-    ),
+    "a plan that gains little": ({**UNTRIED, "step_s": 0.36}, Move.TRY_DENSE),
     "a plan that gains little, and did so beside dense steps": (
-        {**PLANNED, "step_s": 0.36, "expected_s": None},
+        {**NEW, "step_s": 0.36},
         Move.EXPECT,
     ),
-    "a rival that is as fast": (
-        {**PLANNED, "step_s": 0.1, "expected_s": None, "best_s": 0.1},
-        Move.EXPECT,
-    ),
-    "a rival that is slower": (
-        {**PLANNED, "step_s": 0.11, "expected_s": None, "best_s": 0.1},
-        Move.BACK,
-    ),
+    "a rival that is as fast": ({**NEW, "step_s": 0.1, "best_s": 0.1}, Move.EXPECT),
+    "a rival that is slower": ({**NEW, "step_s": 0.11, "best_s": 0.1}, Move.BACK),
     "a rival that is slower, with another that may be as fast as the best": (
-        {**PLANNED, "step_s": 0.2, "expected_s": None, "rival_s": 0.12, "best_s": 0.1},
+        {**NEW, "step_s": 0.2, "rival_s": 0.12, "best_s": 0.1},
         Move.TRY_RIVAL,
     ),
     "a rival that is slower, with another out of reach of the best": (
-        {**PLANNED, "step_s": 0.2, "expected_s": None, "rival_s": 0.13, "best_s": 0.1},
+        {**NEW, "step_s": 0.2, "rival_s": 0.13, "best_s": 0.1},
         Move.BACK,
     ),
     "a rival slower than dense, and a plan that is not": (
-        {**PLANNED, "step_s": 0.5, "expected_s": None, "best_s": 0.1},
+        {**NEW, "step_s": 0.5, "best_s": 0.1},
         Move.BACK,
     ),
     "a plan and a rival that do not gain": (
-        {**PLANNED, "step_s": 0.5, "expected_s": None, "best_s": 0.6, "slowness": 1.0},
+        {**NEW, "step_s": 0.5, "best_s": 0.6, "slowness": 1.0},
         Move.DENSE,
     ),
     "slower than it was": ({**PLANNED, "step_s": 0.2}, Move.PROBE),
@@ -83,22 +66,10 @@ CASES = {
     "the rate has doubled": ({**PLANNED, "step_s": 0.05, "slowness": 0.5}, Move.PLAN),
     "slower on the same link": ({**PLANNED, "step_s": 0.2, "slowness": 1.1}, Move.TRY_DENSE),
     "time to compare": ({**PLANNED, "step_s": 0.1, "is_trial_due": True}, Move.TRY_DENSE),
-    "a trial that the plan wins": (
-        {**PLANNED, "is_planned": False, "is_trial": True, "step_s": 0.4},
-        Move.RETURN,
-    ),
-    "a trial that dense wins": (
-        {**PLANNED, "is_planned": False, "is_trial": True, "step_s": 0.1, "slowness": 1.0},
-        Move.DENSE,
-    ),
-    "a trial that is off": (
-        {**PLANNED, "is_planned": False, "is_trial": True, "step_s": 0.1},
-        Move.PROBE,
-    ),
-    "a trial on another link": (
-        {**PLANNED, "is_planned": False, "is_trial": True, "step_s": 0.1, "slowness": 0.2},
-        Move.PLAN,
-    ),
+    "a trial that the plan wins": ({**TRIAL, "step_s": 0.4}, Move.RETURN),
+    "a trial that dense wins": ({**TRIAL, "step_s": 0.1, "slowness": 1.0}, Move.DENSE),
+    "a trial that is off": ({**TRIAL, "step_s": 0.1}, Move.PROBE),
+    "a trial on another link": ({**TRIAL, "step_s": 0.1, "slowness": 0.2}, Move.PLAN),
     "means that are near enough": (
         {**PLANNED, "step_s": 0.1, "error": 0.4, "allowed": 0.5},
         Move.STAY,
