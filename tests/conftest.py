@@ -107,14 +107,6 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor what a file of tests leaves, such as libraries that it imports: ``attach`` walks too."""
-    if nextitem is not None and nextitem.path != item.path:
-        gc.collect()
-        gc.freeze()
-
-
-@pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
     """Everything is walked through at the end: libraries look then whether all was given back."""
     gc.unfreeze()
