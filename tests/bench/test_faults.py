@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gradwire_bench.faults import faults_judge
 from gradwire_bench.faults.accidents import DDP, FSDP, KINDS, LINKS, WAYS, Accident
 from gradwire_bench.faults.faults import FaultsBench, accidents_of, run
 from gradwire_bench.faults.faults_judge import Aftermath, Ending, judge
@@ -109,11 +110,12 @@ def test_all_is_drawn_from_the_seed_and_the_number() -> None:
 @pytest.mark.slow
 @pytest.mark.multi
 @pytest.mark.timeout(400)
-def test_survivors_of_fixed_trials_say_what_happened() -> None:
+def test_survivors_of_fixed_trials_say_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial of each kind that this machine can do; a busy one has more time.
 
     With this seed processes end at all points of an attach, in a step, under DDP, and rank 0's too.
     """
+    monkeypatch.setattr(faults_judge, "GRACE_S", 20.0)
     kinds = tuple(kind for kind in KINDS if available() or kind not in LINKS)
     settings = FaultsBench(trials=len(kinds), seed=96951, at_once=6, only=kinds, timeout_s=6.0)
     rows, notes = run(settings, lambda fraction, what: None)

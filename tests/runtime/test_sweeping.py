@@ -17,10 +17,10 @@ from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
-FEW, MANY = 8, 40
+FEW, MANY = 8, 20
 MOST_KEYS = 2 * (1 + 4 + 1 + 2) + 2
 """While two ranks are attached: a key of each for its channels, its door, its pulse and so on."""
-MOST_MB = 12.0
+MOST_MB = 6.0
 """Of memory that may come with the attaches in between; it was 0.4 MB each before."""
 
 
