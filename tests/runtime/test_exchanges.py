@@ -195,8 +195,7 @@ def test_all_exchanges(exchange: Exchange, two: Ranks) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 3])
-def test_payloads_that_vary_under_plans_of_any_shape(seed: int, four: Ranks) -> None:
+def test_payloads_that_vary_under_a_plan_of_any_shape(four: Ranks) -> None:
     """Cut and fused at random, several on the wire at once, overlapping the next forward pass."""
     setting = ExchangeSetting(
         compressor="graddrop",
@@ -205,7 +204,7 @@ def test_payloads_that_vary_under_plans_of_any_shape(seed: int, four: Ranks) -> 
         error_feedback=True,
     )
     exchange = gw.exchange_for(codecs.graddrop(density=0.1))
-    check(four, exchange, False, through(drawn(seed), "dropped", setting))
+    check(four, exchange, False, through(drawn(2), "dropped", setting))
 
 
 def test_a_plan_may_name_an_exchange_of_whole_tensors(two: Ranks) -> None:
