@@ -128,22 +128,6 @@ def test_what_collectives_mean() -> None:
     assert outcome.sent_bytes == [21 + 32 + 32 + 0 + 8, 21 + 32 + 32 + 32 + 8, 21 + 32 + 32 + 0 + 8]
 
 
-def test_messages_between_two_ranks_keep_their_order() -> None:
-    def text(rank: int) -> Steps[list[list[float]]]:
-        if rank == 0:
-            yield Send(1, values(1)), Send(1, values(2))
-            return []
-        first, second = torch.empty(4), torch.empty(4)
-        yield Recv(0, first), Recv(0, second)
-        return [first.tolist(), second.tolist()]
-
-    for seed in range(5):
-        assert drive([text(0), text(1)], seed=seed).results[1] == [
-            values(1).tolist(),
-            values(2).tolist(),
-        ]
-
-
 def order_of(seed: int) -> list[int]:
     """Which rank's computes ran in which order."""
     ran: list[int] = []
@@ -158,6 +142,7 @@ def order_of(seed: int) -> list[int]:
 
 def test_one_seed_one_interleaving() -> None:
     assert order_of(5) == order_of(5)
+    assert order_of(5) != order_of(6)
 
 
 def test_verbs_reach_a_hosts_ranks_and_those_of_the_same_place() -> None:

@@ -155,15 +155,3 @@ def test_the_simulator_has_messages_of_one_partition_served_in_turn() -> None:
         update={"messages": alone, "exchanges": {f"few {i}": few for i in range(4)}}
     )
     assert simulate(same, profile, cluster, ranks="all").iteration_s > trace.iteration_s
-
-
-@each("kind", [casync_ps, casync_ring])
-@each("world, partitions", [(3, 2), (4, 3), (5, 2), (8, 3)])
-def test_every_turn_has_the_dense_mean(kind: Any, world: int, partitions: int) -> None:
-    """Also where the last partitions are served by the first ranks again."""
-    for rounds in ({}, {"room_bytes": 0} if kind is casync_ps else {"half_bytes": 0}):
-        exchange = pair(none(), kind(partitions=partitions, **rounds))
-        grads = [torch.randn(100, generator=torch.Generator().manual_seed(r)) for r in range(world)]
-        for turn in range(world):
-            means, _ = _step(exchange, turn, world, 100)
-            torch.testing.assert_close(means[0], torch.stack(grads).mean(0))

@@ -1,11 +1,9 @@
-"""deft as a whole: the paper's algorithm written out, its density among many ranks, its settings.
+"""deft as a whole: the paper's algorithm written out, and its settings.
 
 The parts have ``test_deft_parts.py``; what it has in common with others is in ``test_support.py``.
 """
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import pytest
 import torch
@@ -14,12 +12,8 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.compress.deft import layer_k, owners
 from gradwire.exchange.by_name import exchange_for
-from gradwire.planning.data.cluster import CodecFit
-from gradwire.planning.data.fit import LineFit
-from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from tests.compress.test_support import MODEL, Run, draw, spec_of
 from tests.each import each
-from tests.runtime.plans import CLUSTER, profile_of_model
 
 deft, topk = gw.compress.deft, gw.compress.topk
 
@@ -66,37 +60,6 @@ def test_it_is_the_papers_algorithm(world: int) -> None:
         left = pending
 
 
-def correlated(spec: gw.TensorSpec, world: int, seed: int) -> list[Tensor]:
-    """Gradients of one model on other data: half shared, of another size in each layer."""
-    layers = torch.rand(len(spec.shapes), generator=torch.Generator().manual_seed(0))
-    scales_N = (100**layers).repeat_interleave(torch.tensor([a * b for a, b in spec.shapes]))
-    generator = torch.Generator().manual_seed(seed)
-    shared_N, *own = (torch.randn(spec.numel, generator=generator) for _ in range(world + 1))
-    return [scales_N * (shared_N + own_N) for own_N in own]
-
-
-@each("density, within, growth", [(0.02, 0.04, 3), (0.1, 0.06, 2)], ids=str)
-def test_the_density_stays_whatever_the_number_of_ranks_and_top_ks_grows(
-    density: float, within: float, growth: float
-) -> None:
-    """Figure 4, in small: near what was asked for among 2 to 16 ranks, in every step."""
-    spec = spec_of(((40, 50), (100, 30), (20, 20), (70, 60), (25, 8)) * 3)
-    grown = []
-    for world in (2, 4, 8, 16):
-        mine, other = (
-            Run(exchange_for(kind(density=density)), spec, world) for kind in (deft, topk)
-        )
-        for step in range(3):
-            grads = correlated(spec, world, step)
-            assert int(mine.step(grads).count_nonzero()) == pytest.approx(
-                density * spec.numel, rel=within
-            )
-            built_up = int(other.step(grads).count_nonzero())
-        grown.append(built_up / (density * spec.numel))
-    assert all(a < b for a, b in pairwise(grown))
-    assert grown[-1] > growth
-
-
 def test_layers_may_be_given() -> None:
     sizes = (30, 2, 8)
     by_sizes = Run(deft(density=0.2, layers=[*sizes]), gw.TensorSpec("flat", 40), 3)
@@ -109,25 +72,3 @@ def test_layers_may_be_given() -> None:
     for wrong in ((-1, 41), (1.5,), (True,), "40", 40):
         with pytest.raises(gw.InvalidSetting, match="deft layers must be numbers of elements"):
             deft(layers=wrong)  # type: ignore[arg-type]
-
-
-def test_a_plan_may_name_it_and_may_not_cut_its_layers() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(50, 30, bias=False))
-    profile = profile_of_model(model)
-
-    def plan(*bounds: tuple[int, int]) -> Plan:
-        chunks = [Chunk(tensor="0.weight", start=a, stop=b) for a, b in bounds]
-        setting = ExchangeSetting(compressor="deft", settings={"density": 0.1}, error_feedback=True)
-        return Plan(
-            planner="by hand",
-            model=profile.model,
-            messages=tuple(PlannedMessage(chunks=(chunk,), exchange="few") for chunk in chunks),
-            exchanges={"few": setting},
-        )
-
-    line = LineFit(alpha_s=0.25, per_unit_s=0.0)
-    fit = CodecFit(encode=line, merge=line, decode=line)
-    cluster = CLUSTER.model_copy(update={"codecs": {"deft": fit}})
-    assert gw.simulate(plan((0, 1500)), profile, cluster).iteration_s > 0.5
-    with pytest.raises(gw.InvalidSetting, match="deft, which takes whole"):
-        gw.simulate(plan((0, 700), (700, 1500)), profile, cluster)

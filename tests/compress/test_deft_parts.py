@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import log2
-
 import pytest
 import torch
 from hypothesis import given
@@ -23,10 +21,8 @@ from gradwire.compress.deft import (
     two_stage,
 )
 from gradwire.compress.deft import loads as loads_of
-from gradwire.compress.deft import work as work_of
 from gradwire.contract import Member
 from gradwire.errors import RanksDiffer
-from papers.deft.speed import heaviest as heaviest_of
 from tests.each import each
 from tests.strategies import bounded
 
@@ -66,23 +62,6 @@ def test_layers_cover_every_element_and_none_is_above_its_share(
         assert all(0 < size <= -(-total // world) for size in cut.sizes)
     bounds = {1000 * sum(tensors[:i]) for i in range(len(tensors))}
     assert bounds <= {*own.starts_L.tolist(), 1000 * numel}  # no layer is of two tensors
-
-
-def by_equation_3(sizes_L: Tensor, k_L: Tensor) -> list[float]:
-    """size * log k, a k of 1 counted as 2; in layers that are sent whole nothing is selected."""
-    costs_L = sizes_L * k_L.clamp(min=2).double().log2()
-    return costs_L.where(k_L < sizes_L, 0.0).tolist()
-
-
-def by_the_paper(norms: list[float], sizes: list[int], budget: float) -> list[float]:
-    """Algorithm 3 as printed, without rounding."""
-    k_remain, norm_remain, found = budget, sum(norms), [0.0] * len(norms)
-    for layer in sorted(range(len(norms)), key=lambda i: -norms[i]):
-        k_temp = k_remain * norms[layer] / norm_remain if norm_remain > 0 else 0.0
-        found[layer] = sizes[layer] if sizes[layer] < k_temp else max(1.0, k_temp)
-        k_remain -= found[layer]
-        norm_remain -= norms[layer]
-    return found
 
 
 @bounded(100)
@@ -129,31 +108,6 @@ def test_bin_packing_is_the_papers_and_within_grahams_bound(
     assert loads == size_bin
     mean, top = sum(costs) / num_bins, max(costs, default=0.0)
     assert max(loads, default=0.0) <= (mean + (1 - 1 / num_bins) * top) * (1 + 1e-9)
-
-
-@bounded(50)
-@given(data=st.data(), tensors=sizes_of_tensors, world=st.integers(1, 9))
-def test_the_bound_on_the_heaviest_load(
-    data: st.DataObject, tensors: list[int], world: int
-) -> None:
-    """Of the allocation that is made; and equation 9 as far as it is so, of the paper's costs."""
-    layers = partition_of(tuple(tensors), world)
-    norms = data.draw(st.lists(norms_of, min_size=len(layers.sizes), max_size=len(layers.sizes)))
-    numel = sum(tensors)
-    budget = max(1, numel // 10)
-    k_L = layer_k(float64(norms), layers.sizes_L, budget)
-    costs = work_of(layers.sizes_L, k_L)
-    own = [number % world for number in owners(layers, k_L, world, 0).tolist()]
-    heaviest = max(loads_of(costs, own, world))  # what is common costs nothing
-    assert heaviest == heaviest_of(costs, world)
-    bound = sum(costs) / world + (1 - 1 / world) * max(costs, default=0)  # Graham, 1969
-    assert heaviest <= bound * (1 + 1e-9)
-    if numel:
-        # C_trivial(n) of k + L elements, rounding of sizes aside.
-        mean = sum(by_equation_3(layers.sizes_L, k_L)) / world
-        most = max(budget, len(layers.sizes)) + len(layers.sizes)
-        trivial = numel / world * log2(most * max(layers.sizes) / numel)
-        assert mean <= max(trivial, numel / world) * (1 + 1e-9)
 
 
 @bounded(60)

@@ -1,17 +1,10 @@
-"""demo: its bytes, what it keeps of a message of several ranks, and settings that are refused."""
+"""demo: its transform is the cosines' of its paper."""
 
 from __future__ import annotations
 
 import torch
 
 import gradwire as gw
-
-
-def test_its_bytes_are_those_of_the_formula() -> None:
-    """32 of 4096 coefficients: 16 bits of value, 7 low and 2 high bits of the place each."""
-    spec = gw.TensorSpec("weight", 10 * 4096)
-    assert gw.compress.demo().format(spec).size_bytes == 10 * 32 * (16 + 7 + 2) // 8
-    assert gw.compress.demo(values=torch.float32).format(spec).size_bytes == 10 * 32 * 41 // 8
 
 
 def test_a_wave_takes_one_coefficient() -> None:

@@ -39,10 +39,3 @@ def test_no_magnitude_grows(kind, size):
     sent_N = decoded(kind(), torch.tensor([size, -size, 0.0]))[0]
     assert bool((sent_N.abs() <= size * (1 + 1e-6)).all())
     assert sent_N[2] == 0
-
-
-@both
-@each("numel, size_bytes", [(0, 0), (1, 5), (64, 68), (65, 73)])
-def test_a_byte_an_element_and_four_a_block(kind, numel, size_bytes):
-    payload, _ = kind(block=64).encode(None, normal(numel))
-    assert payload.size_bytes == size_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -40,14 +40,6 @@ def sent(codec: gw.Compressor, grad_N: Tensor) -> gw.Payload:
     return codec.encode(None, grad_N)[0]
 
 
-def both(compute: Callable[[], Tensor]) -> Tensor:
-    """What the kernel gives, which is what its reference does."""
-    made = compute()
-    with reference_only():
-        assert torch.equal(bits(made), bits(compute()))
-    return made
-
-
 @each("dtype", DTYPES, ids=str)
 def test_the_very_bits_come_back(dtype: torch.dtype) -> None:
     codec = lossless()
@@ -57,8 +49,10 @@ def test_the_very_bits_come_back(dtype: torch.dtype) -> None:
         assert payload.buffer is not None
         with reference_only():
             assert torch.equal(payload.buffer, sent(codec, own_N).buffer)
-        back_N = both(lambda p=payload, g=own_N: codec.decode(p, torch.empty_like(g)))  # type: ignore[misc]
+        back_N = codec.decode(payload, torch.empty_like(own_N))
         assert torch.equal(bits(back_N), bits(own_N))
+        with reference_only():
+            assert torch.equal(bits(codec.decode(payload, torch.empty_like(own_N))), bits(own_N))
 
 
 @each("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -106,36 +100,13 @@ def test_payloads_that_are_none_are_refused() -> None:
         said = []
         for reference in (False, True):
             try:
-                if reference:
-                    with reference_only():
-                        lossless().decode(wrong, torch.empty(9001))
-                else:
+                with reference_only() if reference else nullcontext():
                     lossless().decode(wrong, torch.empty(9001))
                 said.append("nothing")
             except gw.RanksDiffer as error:
                 said.append(str(error))
         assert said[0] == said[1]
         assert "is no code of" in said[0] or place == at + first - 1
-
-
-def test_no_damage_ends_the_process() -> None:
-    """Random bytes in every field: refused, or decoded to something else."""
-    draw = torch.Generator().manual_seed(9)
-    grad_N = torch.randn(9001, generator=draw)
-    payload = sent(lossless(), grad_N)
-    place = payload.format.place("codes")[0]
-    refused = 0
-    for turn in range(300):
-        buffer = payload.buffer.clone()  # type: ignore[union-attr]
-        first = place if turn % 2 else 0
-        count = int(torch.randint(1, 40, (), generator=draw))
-        spots = torch.randint(first, len(buffer) if turn % 2 else 12, (count,), generator=draw)
-        buffer[spots] = torch.randint(0, 256, (count,), generator=draw, dtype=torch.uint8)
-        try:
-            lossless().decode(gw.Payload(payload.format, buffer), torch.empty(9001))
-        except gw.RanksDiffer:
-            refused += 1
-    assert refused > 150
 
 
 def test_sizes_tell_layouts() -> None:

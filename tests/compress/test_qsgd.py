@@ -38,10 +38,3 @@ def test_a_norm_outside_float32_is_replaced_by_the_largest_magnitude(size, norm)
     grad_N = torch.tensor([size, -size, 0.0])
     sent_N = decoded(qsgd(norm=norm), grad_N)[0]
     assert torch.allclose(sent_N / size, grad_N / size, rtol=1e-5, atol=0)
-
-
-@each("bitwidth", [2, 4, 8])
-@each("numel", [0, 1, 5, 64, 129])
-def test_bytes_are_those_of_the_formula(bitwidth, numel):
-    payload, _ = qsgd(bitwidth=bitwidth, block=64).encode(None, normal(numel))
-    assert payload.size_bytes == 4 * -(-numel // 64) + -(-bitwidth * numel // 8)

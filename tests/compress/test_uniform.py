@@ -35,13 +35,6 @@ def test_levels_too_near_for_float32_become_one_number_and_no_element_grows(sign
         assert not off_N.any()
 
 
-@each("bitwidth", [1, 2, 4, 8])
-@each("numel", [0, 1, 5, 64, 129])
-def test_bytes_are_those_of_the_formula(bitwidth, numel):
-    payload, _ = uniform(bitwidth=bitwidth, block=64).encode(None, normal(numel))
-    assert payload.size_bytes == 8 * -(-numel // 64) + -(-bitwidth * numel // 8)
-
-
 @each("name", ["uniform", "terngrad", "qsgd"])
 def test_numbers_follow_seed_tensor_and_step(name):
     grad_N = normal(500)

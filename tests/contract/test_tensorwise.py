@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.steps.ordered_sums import num_entries
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Member
@@ -75,17 +74,6 @@ def test_every_tensor_is_encoded_as_alone(codec: Compressor) -> None:
         assert same_bits(after_N, alone_N)
 
 
-def test_entries_of_all_tensors_are_what_is_decoded() -> None:
-    """Each tensor's values outlive the next tensor's, which are decoded into the same buffer."""
-    codec, grad_N = Tensorwise(adacomp(block=64), _sizes(300)), _draw(300)
-    payload, _ = codec.encode(codec.init(TensorSpec("gradient", 300)), grad_N)
-    indices_K, values_K = codec.entries(payload)
-    scattered_N = torch.zeros(300)
-    scattered_N[indices_K.long()] = values_K
-    assert torch.equal(scattered_N, codec.decode(payload, torch.empty(300)))
-    assert num_entries(payload.format) == indices_K.numel()
-
-
 def test_what_is_taken_of_all_tensors_is_noted() -> None:
     exchange, spec = (
         exchange_for(adacomp(block=64)),
@@ -140,14 +128,3 @@ def test_another_payload_or_length_is_refused() -> None:
         joint.decode(Payload(joint.format(TensorSpec("g", 30))), torch.empty(30))
     with pytest.raises(InvalidSetting, match="elements of a message"):
         joint.encode(None, _draw(31))
-
-
-def test_an_embedding_does_not_set_the_scale_of_what_lies_beside_it() -> None:
-    """The fault that this is for: one mean for a large and a small tensor of one message."""
-    spec = TensorSpec("message", 200, shapes=((100,), (100,)))
-    exchange = exchange_for(onebit()).inner
-    assert isinstance(exchange, Pair)
-    codec, grad_N = exchange.codec_of(tensor_sizes(spec)), _draw(200)
-    grad_N[100:] *= 1e-3
-    back_N = codec.decode(codec.encode(codec.init(spec), grad_N)[0], torch.empty(200))
-    assert float((back_N - grad_N)[100:].norm()) < float(grad_N[100:].norm())

@@ -10,7 +10,7 @@ from gradwire.contract import Layout, Result, State, Traits
 from gradwire.contract.registry import examples
 from gradwire.contract.verbs import AllReduce, Steps
 from gradwire.errors import IncompatiblePair, InvalidSetting
-from gradwire.exchange.by_name import by_name, clone_state, exchange_for, texts
+from gradwire.exchange.by_name import by_name, exchange_for, texts
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.pair import suited
 from tests.each import each
@@ -126,15 +126,6 @@ def test_residuals_are_found_by_name() -> None:
     outer = gw.with_error_feedback(exchange).init(gw.TensorSpec("w", 5), 3)
     assert sorted(gw.residuals(outer)) == ["inner.residual", "residual"]
     assert gw.residuals(None) == {}
-
-
-def test_a_cloned_state_shares_no_tensor() -> None:
-    exchange = gw.with_error_feedback(gw.pair(gw.compress.onebit(), gw.collective.casync_ps()))
-    state = exchange.init(gw.TensorSpec("w", 5), 2)
-    copy = clone_state(state)
-    assert type(copy) is type(state)
-    copy.residual_N.add_(1)
-    assert not state.residual_N.any()
 
 
 @each(

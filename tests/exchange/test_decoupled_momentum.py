@@ -34,14 +34,6 @@ def test_it_is_the_papers_algorithm() -> None:
             assert torch.allclose(state.residual_N, moments[rank], atol=1e-5)
 
 
-def test_adamw_without_betas_steps_by_the_sign() -> None:
-    """The recipe that the docstring names."""
-    weight = torch.nn.Parameter(torch.zeros(4))
-    weight.grad = torch.tensor([3.0, -0.01, 1e-4, 0.0])
-    torch.optim.AdamW([weight], lr=0.5, betas=(0.0, 0.0), weight_decay=0.0).step()
-    assert torch.allclose(weight.detach(), torch.tensor([-0.5, 0.5, -0.5, 0.0]), rtol=1e-3)
-
-
 def test_what_has_no_error_feedback_gets_it_and_what_may_lose_more_is_refused() -> None:
     bare = gw.pair(gw.compress.topk(), gw.collective.allgather_sparse())
     assert gw.with_decoupled_momentum(bare) == gw.with_decoupled_momentum(gw.compress.topk())

@@ -83,20 +83,6 @@ def test_whatever_has_a_density_is_warmed_up(algorithm: gw.Exchange | gw.Compres
     assert shares[0] > 2 * max(shares[2:])
 
 
-def test_what_waits_goes_on_through_the_stages() -> None:
-    exchange = gw.with_density_warmup(
-        gw.compress.topk(), steps_per_stage=1, densities=(0.5, 0.1, 1.0)
-    )
-    states, due_N, arrived_N = None, torch.zeros(64), torch.zeros(64)
-    for step in range(3):
-        grads = gradients(step, 64)
-        results = run_local(exchange, grads, states)
-        states = [state for _, _, state in results]
-        due_N += sum(grads)
-        arrived_N += WORLD * results[0][0]
-        assert (torch.allclose(arrived_N, due_N, atol=1e-5)) == (step == 2)
-
-
 def test_sizes_are_expected_of_the_last_stage() -> None:
     spec = gw.TensorSpec("weight", NUMEL)
     exchange = gw.with_density_warmup(gw.compress.topk(density=0.01), steps_per_stage=9)

@@ -58,29 +58,6 @@ def test_it_is_the_papers_algorithm(nesterov: bool, masking: bool) -> None:
         torch.testing.assert_close(results[0][0], torch.stack(sent).mean(0))
 
 
-@each("nesterov", [False, True])
-@each("world", [1, 4])
-def test_with_density_1_it_is_momentum_sgd(world: int, nesterov: bool) -> None:
-    """Of a gradient that is larger than the sample that gives its threshold."""
-    exchange = gw.deep_gradient_compression(warmup_steps=0, density=1.0, nesterov=nesterov)
-    numel = 4000
-    weights = [torch.nn.Parameter(torch.zeros(numel)) for _ in range(2)]
-    dense = torch.optim.SGD(weights[:1], lr=0.1, momentum=MOMENTUM, nesterov=nesterov)
-    plain = torch.optim.SGD(weights[1:], lr=0.1)
-    states = None
-    for step in range(30):
-        grads = gradients(step, world, numel)
-        weights[0].grad = torch.stack(grads).mean(0)
-        results = run_local(exchange, grads, states)
-        states = [state for _, _, state in results]
-        weights[1].grad = results[0][0]
-        dense.step()
-        plain.step()
-        if world == 1 and not nesterov:
-            assert torch.equal(*weights)
-        torch.testing.assert_close(*weights)
-
-
 @each("world", [2, 4])
 def test_what_16_bits_cannot_hold_has_not_stayed(world: int) -> None:
     """Velocity without gradients decays until its W-th part is 0 on the wire."""

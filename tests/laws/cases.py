@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from functools import cache, partial
 from itertools import product
 from types import FunctionType
@@ -9,14 +10,14 @@ from types import FunctionType
 from gradwire import compress
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
-from gradwire.contract import Collective, Compressor, Exchange
+from gradwire.contract import Collective, Compressor, Exchange, Layout
 from gradwire.contract.registry import examples
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair, suited
 from gradwire_lab.laws.cases import FEW, Case
 
 ALWAYS = Case(world=3, numel=300, seed=3)
-"""Every exchange is held to every law with this one, in a slow test."""
+"""A case of no special size."""
 
 
 def rotated(turn: int) -> Case:
@@ -80,6 +81,25 @@ def other_ways() -> tuple[Pair, ...]:
     )
     every = product(codecs, ways)
     return tuple(pair(*both) for both in every if not both[1].needs.refusal(both[0].traits))
+
+
+def places_of_each_path(exchanges: Sequence[Exchange]) -> set[int]:
+    """The places of a few exchanges, in which every algorithm takes each of its ways.
+
+    Every collective is there with a codec of each kind of payload, every compressor with the
+    collective that suits it, and every algorithm that is an exchange itself.
+    """
+    found: dict[Hashable, int] = {}
+    for place, exchange in enumerate(exchanges):
+        if not isinstance(exchange, Pair):
+            found[type(exchange)] = place
+            continue
+        traits = exchange.codec.traits
+        is_dense = traits.layout is Layout.DENSE
+        found[exchange.collective, is_dense, is_dense and traits.shared_scale] = place
+        if exchange.collective == suited(exchange.codec):
+            found[type(exchange.codec)] = place
+    return {*found.values()}
 
 
 def kind_of(exchange: Exchange) -> tuple[type, ...]:

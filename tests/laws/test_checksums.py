@@ -31,11 +31,12 @@ from gradwire_bench.faults.striking import flip
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import must, same_bits
 from tests.each import each
-from tests.laws.cases import kind_of, name_of, own_exchanges, pairs
+from tests.laws.cases import name_of, own_exchanges, pairs, places_of_each_path
 
 CASE = Case(world=4, numel=301, seed=11)
 ON_HOSTS = [on_hosts(exchange, 2) for exchange in pairs()[:1]]
-EXCHANGES = [*{kind_of(one): one for one in (*pairs(), *own_exchanges())}.values(), *ON_HOSTS]
+ALL = (*pairs(), *own_exchanges())
+EXCHANGES = [*(ALL[place] for place in places_of_each_path(ALL)), *ON_HOSTS]
 
 
 class Blind(Seals):

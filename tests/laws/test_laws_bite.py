@@ -78,24 +78,24 @@ def test_every_law_has_a_specimen_it_must_reject() -> None:
 
 @each("codec", broken.SOUND_COMPRESSORS)
 def test_what_wrong_compressors_are_made_of_passes(codec: Any) -> None:
-    for grad_N, law in product(panel(), compressors.LAWS):
-        law(codec, grad_N)
+    for (i, grad_N), (j, law) in product(enumerate(panel()), enumerate(compressors.LAWS)):
+        if (i + j) % 2:
+            law(codec, grad_N)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", collectives.LAWS + exchanges.LAWS, ids=lambda f: f.__name__)
+@each("law", collectives.LAWS + exchanges.LAWS, ids=lambda f: f.__name__)
 def test_sound_parts_of_the_broken_pass(law: Callable[..., None]) -> None:
     """So what is rejected above is the one wrong thing, not how specimens are made."""
-    for exchange in broken.SOUND_EXCHANGES:
-        for case in cases_of(law):
+    for turn, exchange in enumerate(broken.SOUND_EXCHANGES):
+        for case in cases_of(law)[turn % 2 :: 2]:
             law(exchange, case)
 
 
 def test_bounded_law_bites() -> None:
     law = bounded.law_residuals_stay_bounded
-    for case in FEW_LONG:
-        with rejected(by=law):
-            law(broken.STARVES, case)
+    with rejected(by=law):
+        law(broken.STARVES, FEW_LONG[0])
 
 
 def test_growth_law_bites() -> None:

@@ -1,12 +1,11 @@
 """Every compressor by every collective that takes it, where code takes another way.
 
-The law of 12 steps is asked at the sizes and numbers of ranks of ``LARGE``: of one exchange of each
-kind in each run, of all with all in a slow test.
+The law of 12 steps is asked at the sizes and numbers of ranks of ``LARGE``, by turns: of exchanges
+that take each path in each run, of one of each kind and of other settings in a slow test.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -23,10 +22,10 @@ from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair
 from gradwire_lab.laws.bounded import law_means_follow_the_dense_mean
 from gradwire_lab.laws.cases import LARGE
-from tests.each import by_file, each
+from tests.each import each
 from tests.laws import broken_collectives, broken_compressors
 from tests.laws.broken import _with
-from tests.laws.cases import compressors, kind_of, name_of, own_exchanges
+from tests.laws.cases import compressors, kind_of, name_of, own_exchanges, places_of_each_path
 from tests.laws.test_laws_bite import rejected
 
 COLLECTIVES = (
@@ -50,17 +49,10 @@ def _all() -> list[Exchange]:
 
 
 EVERY = _all()
-
-
-def _one_of_each_kind() -> list[Exchange]:
-    """Of each kind one, with another one's settings from kind to kind."""
-    kinds: dict[object, list[Exchange]] = defaultdict(list)
-    for exchange in EVERY:
-        kinds[kind_of(exchange)].append(exchange)
-    return [made[number % len(made)] for number, made in enumerate(kinds.values())]
-
-
-SOME = _one_of_each_kind()
+SOME = places_of_each_path(EVERY)
+OTHERS = {kind_of(EVERY[place]): place for place in range(len(EVERY)) if place not in SOME}
+"""Of each kind one, with the last example's settings."""
+SETTINGS = {*range(len(EVERY))} - SOME - {*OTHERS.values()}
 
 
 def _id(exchange: Exchange) -> str:
@@ -69,19 +61,21 @@ def _id(exchange: Exchange) -> str:
     return name_of(exchange) + own
 
 
-@by_file(SOME)
-def test_twelve_steps(subtests: pytest.Subtests, places: list[int]) -> None:
-    for place in places:
-        with subtests.test(_id(SOME[place])):
-            law_means_follow_the_dense_mean(SOME[place], LARGE[place % len(LARGE)])
+def hold(place: int) -> None:
+    law_means_follow_the_dense_mean(EVERY[place], LARGE[place % len(LARGE)])
+
+
+@pytest.mark.parametrize("place", sorted(SOME), ids=lambda at: _id(EVERY[at]))
+def test_twelve_steps(place: int) -> None:
+    hold(place)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(len(EVERY)), ids=lambda at: _id(EVERY[at]))
-def test_twelve_steps_of_all_with_all(place: int) -> None:
-    """Each among 3 and 7 ranks, and by turns among 5 or 6."""
-    for case in (*LARGE[:2], LARGE[2 + place % 2]):
-        law_means_follow_the_dense_mean(EVERY[place], case)
+def test_twelve_steps_of_others(subtests: pytest.Subtests) -> None:
+    """Of each kind, and of every second of the other settings."""
+    for place in (*OTHERS.values(), *sorted(SETTINGS)[::2]):
+        with subtests.test(_id(EVERY[place])):
+            hold(place)
 
 
 @each(

@@ -60,12 +60,12 @@ def test_planner_laws(planner: Planner) -> None:
 
     for profile in (SOUND, ALONE):
         hold(profile, measured(exact_cluster()))
-    bounded(8)(given(profile=profiles(), cluster=clusters)(hold))()
+    bounded(4)(given(profile=profiles(), cluster=clusters)(hold))()
 
 
 @every_planner
 def test_trace_laws(planner: Planner) -> None:
-    @bounded(12)
+    @bounded(6)
     @given(profile=profiles(largest=120), cluster=clusters)
     def hold(profile: Profile, cluster: Cluster) -> None:
         plan = planner(profile, cluster)

@@ -30,9 +30,9 @@ from gradwire.planning.simulation.timeline import simulate, simulate_exchange
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.laws.planners import Planner
 from gradwire_lab.planner.bytescheduler import bytescheduler
-from tests.each import by_file, each
+from tests.each import each
 from tests.laws import broken_sims as broken
-from tests.laws.cases import kind_of, name_of, own_exchanges, pairs
+from tests.laws.cases import kind_of, name_of, own_exchanges, pairs, places_of_each_path
 from tests.laws.sim_laws import (
     DENSE_LAWS,
     EXCHANGE_LAWS,
@@ -114,28 +114,27 @@ def simulated_once() -> Simulator:
     return simulate_once
 
 
-ALL = (*pairs(), *VARIABLE, *own_exchanges())
-KINDS = tuple({kind_of(made): made for made in (*pairs(), *own_exchanges())}.values())
+ALL = (*pairs(), *own_exchanges())
+FULL = places_of_each_path(ALL)
+KINDS = tuple({kind_of(made): made for made in ALL}.values())
 """One of each kind."""
 FEW_KINDS = {kind_of(made)[at]: made for at in (0, -1) for made in KINDS}.values()
 """One with each algorithm, and one with each collective."""
 
 
-@by_file((*KINDS, *VARIABLE))
-def test_exchange_laws(subtests: pytest.Subtests, places: list[int]) -> None:
-    for exchange in ((*KINDS, *VARIABLE)[place] for place in places):
-        with subtests.test(name_of(exchange)):
-            hold_exchange_laws(exchange, num_draws=2)
+@each("exchange", [*(ALL[place] for place in FULL), *VARIABLE], ids=name_of)
+def test_exchange_laws(exchange: Exchange) -> None:
+    hold_exchange_laws(exchange)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", ALL, ids=name_of)
-def test_exchange_laws_on_more_draws(exchange: Exchange) -> None:
-    hold_exchange_laws(exchange, num_draws=6)
+@each("exchange", [made for made in KINDS if ALL.index(made) not in FULL], ids=name_of)
+def test_exchange_laws_of_others(exchange: Exchange) -> None:
+    hold_exchange_laws(exchange)
 
 
-def hold_exchange_laws(exchange: Exchange, num_draws: int) -> None:
-    @bounded(num_draws)
+def hold_exchange_laws(exchange: Exchange) -> None:
+    @bounded(2)
     @given(numel=st.sampled_from((0, 1, 9, 64, 1000)), cluster=several)
     def hold(numel: int, cluster: Cluster) -> None:
         once = simulated_once()
@@ -157,7 +156,7 @@ def test_exchange_law_bites(law: Callable[..., None], wrong: Callable[..., Any])
 
 @pytest.mark.parametrize("planner", examples("planner"), ids=name_of)
 def test_plans(planner: Planner) -> None:
-    @bounded(3)
+    @bounded(2)
     @given(profile=profiles(largest=300), cluster=several)
     def hold(profile: Profile, cluster: Cluster) -> None:
         plan = planner(profile, measured(cluster))
@@ -227,9 +226,9 @@ def test_plans_of_other_exchanges(exchange: Exchange) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", KINDS, ids=name_of)
+@each("exchange", KINDS, ids=name_of)
 def test_any_plans_of_other_exchanges(exchange: Exchange) -> None:
-    @bounded(6)
+    @bounded(2)
     @given(
         profile=profiles(largest=3000),
         cluster=several,

@@ -141,7 +141,7 @@ ADAPTED_LAWS = (*collectives.OF_ANY, *exchanges.LAWS)
 @each("exchange", ADAPTED)
 def test_adapted(law: Callable[..., None], exchange: Exchange) -> None:
     place = ADAPTED.index(exchange) + ADAPTED_LAWS.index(law)
-    if place % 2:
+    if place % 3 == 0:
         law(exchange, rotated(place))
 
 

@@ -154,18 +154,19 @@ def law_contributed_is_what_left_the_residual(exchange: Exchange, case: Case) ->
 
 
 def law_kept_buffers_change_no_bit(exchange: Exchange, case: Case) -> None:
-    """Means and states are those that new buffers give, bit for bit, over two steps.
+    """Means and states are those that new buffers give, bit for bit.
 
-    With and without error feedback. Kept buffers hold NaN each time they are asked for. The
-    definition with new buffers gives every exchange a residual, and there is none otherwise.
+    Over two steps with error feedback, and in one without. Kept buffers hold NaN each time they are
+    asked for. The definition with new buffers gives every exchange a residual, and there is none
+    otherwise.
 
     To do: write every element of what me.scratch(...) gives before it is read, and compute the same
     with a residual of zeros as without one.
     """
-    for tried in (exchange, ErrorFeedback(exchange)):
+    for tried, num_steps in ((exchange, 1), (ErrorFeedback(exchange), 2)):
         states = case.states(tried)
         members = [Undefined(rank, case.world) for rank in range(case.world)]
-        for step in range(2):
+        for step in range(num_steps):
             grads = case.grads(step)
             want = run_local(tried, grads, states, seed=case.seed)
             outs = [torch.full_like(g, 3.0) for g in grads]
@@ -239,7 +240,7 @@ def law_repeatable_under_any_interleaving(exchange: Exchange, case: Case) -> Non
     kept = ErrorFeedback(exchange)
     states = states_of(run_local(kept, case.grads(), case.states(kept), seed=0))
     want = run_local(kept, case.grads(step=1), states, seed=0)
-    for seed in (0, 1, 2):
+    for seed in (0, 1):
         got = run_local(kept, case.grads(step=1), states, seed=seed)
         _assert_same_results(got, want, f"interleaving {seed}")
 
