@@ -23,15 +23,7 @@ class gathers(Collective):
 
     needs: ClassVar[Needs] = Needs(exact_size=True)
 
-    def run(
-        self,
-        codec: Compressor,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None,
-    ) -> Steps[State]:
+    def run(self, codec, me, state, grad_N, out_N, residual_N):
         codec = me.variant_of(codec)
         form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
@@ -166,15 +158,7 @@ class sums_in_the_gradients_dtype(gathers):
 class hides_aggregator_loss(casync_ps):
     """Re-encodes the mean like CaSync-PS, and keeps only the worker's own loss."""
 
-    def run(
-        self,
-        codec: Compressor,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None,
-    ) -> Steps[State]:
+    def run(self, codec, me, state, grad_N, out_N, residual_N):
         state = yield from super().run(codec, me, state, grad_N, out_N, residual_N)
         if residual_N is not None:
             start, stop = chunk_bounds(grad_N.numel(), me.world)[me.rank]
@@ -185,15 +169,7 @@ class hides_aggregator_loss(casync_ps):
 class encodes_its_own_chunk(casync_ps):
     """Encodes also the chunk that it merges itself, with W times what its mean lost before."""
 
-    def run(
-        self,
-        codec: Compressor,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None,
-    ) -> Steps[State]:
+    def run(self, codec, me, state, grad_N, out_N, residual_N):
         if residual_N is None or me.world == 1:
             return (yield from super().run(codec, me, state, grad_N, out_N, residual_N))
         start, stop = chunk_bounds(grad_N.numel(), me.world)[me.rank]

@@ -391,14 +391,7 @@ class claims_contraction(qsgd):
 class starves(topk):
     """Never sends the second half of a gradient, which is no expansion of any vector."""
 
-    def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
-    ) -> Encoded:
+    def encode(self, state, grad_N, *, residual_N=None, buffer=None):
         half, sent_N = grad_N.numel() // 2, grad_N.clone()
         sent_N[half:] = 0
         if residual_N is None:

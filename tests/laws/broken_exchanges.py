@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,10 +14,9 @@ from gradwire.compress.cast16 import cast16
 from gradwire.compress.onebit import onebit
 from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
-from gradwire.contract import Compressor, Copies, Layout, Member, State, Traits
+from gradwire.contract import Compressor, Layout, State, Traits
 from gradwire.contract.collective import Collective
 from gradwire.contract.spec import TensorSpec, working_dtype
-from gradwire.contract.verbs import Steps
 from gradwire.exchange.by_name import clone_state
 from gradwire.exchange.pair import Pair
 
@@ -36,14 +35,7 @@ class altered(Pair):
     codec: Compressor = field(default_factory=lambda: onebit(block=64))
     collective: Collective = field(default_factory=casync_ps)
 
-    def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[State]:
+    def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         old_N = None if residual_N is None else residual_N.clone()
         self.before(grad_N, residual_N)
         state = yield from super().synchronise(me, state, grad_N, out_N, residual_N)
@@ -76,14 +68,7 @@ class drops_residual(altered):
 class keeps_beside_its_state(altered):
     """Adds to each gradient the mean of the step before, which is in a buffer."""
 
-    def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[State]:
+    def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         mean_N = me.scratch("mean", grad_N.numel(), grad_N, grad_N.dtype)
         sum_N = grad_N + mean_N
         state = yield from super().synchronise(me, state, sum_N, out_N, residual_N)
@@ -129,14 +114,7 @@ class claims_all_arrived(altered):
 class reads_old_buffers(altered):
     """Adds what a kept buffer holds from the step before, which in the first step is nothing."""
 
-    def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[State]:
+    def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         state = yield from super().synchronise(me, state, grad_N, out_N, residual_N)
         out_N.add_(me.scratch("last", out_N.numel(), out_N, out_N.dtype))
         return state
@@ -149,14 +127,7 @@ class hoards(altered):
         residual_N = torch.zeros(spec.numel, dtype=working_dtype(spec.dtype))
         return Hoard(residual_N, super().init(spec, world))
 
-    def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[State]:
+    def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         tenth_N = 0.1 * grad_N
         inner = yield from super().synchronise(me, state.inner, grad_N, out_N, residual_N)
         return Hoard(clone_state(state.residual_N).add_(tenth_N), inner)
@@ -168,14 +139,7 @@ class rounds_alone(altered):
 
     codec: Compressor = field(default_factory=cast16)
 
-    def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[State]:
+    def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         state = yield from self.collective.run(self.codec, me, state, grad_N, out_N, residual_N)
         return state
 
@@ -195,14 +159,7 @@ class encodes_twice(selective):
 
     num_dense: int | None = 0
 
-    def synchronise(
-        self,
-        me: Member,
-        state: Any,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[State]:
+    def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         me.ahead.clear()
         state = yield from super().synchronise(me, state, grad_N, out_N, residual_N)
         return state
@@ -214,14 +171,7 @@ class encodes_what_is_not_there(selective):
 
     num_dense: int | None = 0
 
-    def encode_ahead(
-        self,
-        me: Member,
-        state: Any,
-        place: int,
-        grad_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> None:
+    def encode_ahead(self, me, state, place, grad_N, residual_N=None):
         for other, size in enumerate(state.sizes):
             if size and other not in me.ahead:
                 super().encode_ahead(me, state, other, grad_N, residual_N)
@@ -233,14 +183,7 @@ class keeps_what_it_sent(selective):
 
     num_dense: int | None = 0
 
-    def encode_on_host(
-        self,
-        me: Member,
-        state: Any,
-        place: int,
-        grad_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Copies:
+    def encode_on_host(self, me, state, place, grad_N, residual_N=None):
         yield from super().encode_on_host(me, state, place, grad_N, residual_N)
         if residual_N is not None:
             found = me.ahead[place]

@@ -21,14 +21,7 @@ from gradwire_lab.laws import momentum as laws
 class altered(MomentumCorrection):
     """Sound: calls ``before`` and ``after`` each step, which do nothing. The others break it."""
 
-    def synchronise(
-        self,
-        me: Member,
-        state: Any,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[State]:
+    def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         self.before(state, grad_N)
         latest_N = grad_N.clone()
         state = yield from super().synchronise(me, state, grad_N, out_N, residual_N)

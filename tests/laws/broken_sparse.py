@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.collective.zen import zen
 from gradwire.compress.nonzero import nonzero
 from gradwire.compress.topk import topk
-from gradwire.contract import Compressor, Imbalance, Member, State
+from gradwire.contract import Imbalance, Member
 from gradwire.contract.verbs import AllGather, Steps
 from gradwire.exchange.pair import Pair
 from gradwire.kernels.sparse.entries import Entries, part_length
@@ -55,15 +55,7 @@ class counts_one_more(zen):
 class claims_balance(zen):
     """Notes that all parts are equal, without looking."""
 
-    def run(
-        self,
-        codec: Compressor,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None,
-    ) -> Steps[State]:
+    def run(self, codec, me, state, grad_N, out_N, residual_N):
         state = yield from super().run(codec, me, state, grad_N, out_N, residual_N)
         me.imbalance = Imbalance(1.0, 1.0)
         return state

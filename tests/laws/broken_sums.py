@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from gradwire.compress._coo import share_of
-from gradwire.contract import Member, State
 from gradwire.contract.spec import TensorSpec
-from gradwire.contract.verbs import Steps
 from gradwire_lab.compress.oktopk import OktopkState, oktopk
 from gradwire_lab.compress.spardl import spardl
 
@@ -16,14 +13,7 @@ from gradwire_lab.compress.spardl import spardl
 class keeps_only_its_own(spardl):
     """What others sent for an element, and this rank cuts, is in no residual."""
 
-    def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[State]:
+    def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         own_N = None if residual_N is None else residual_N + grad_N
         state = yield from super().synchronise(me, state, grad_N, out_N, residual_N)
         if residual_N is not None:
@@ -34,14 +24,7 @@ class keeps_only_its_own(spardl):
 class forgets_what_was_too_small(oktopk):
     """What a rank selected is gone from its residual, also where the sum did not arrive."""
 
-    def synchronise(
-        self,
-        me: Member,
-        state: OktopkState,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[OktopkState]:
+    def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         count = share_of(self.density, grad_N.numel())
         own_K = grad_N.abs().topk(count).indices
         state = yield from super().synchronise(me, state, grad_N, out_N, residual_N)
@@ -56,14 +39,7 @@ class decides_alone(oktopk):
     def init(self, spec: TensorSpec, world: int) -> OktopkState:
         return super().init(spec, world)._replace(step=torch.ones(1, dtype=torch.int64))
 
-    def synchronise(
-        self,
-        me: Member,
-        state: OktopkState,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
-    ) -> Steps[OktopkState]:
+    def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         alone_2 = torch.tensor([0.0, 0.1 * me.rank], dtype=torch.float64)
         state = state._replace(thresholds_2=alone_2)
         return (yield from super().synchronise(me, state, grad_N, out_N, residual_N))

@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,15 +17,21 @@ from gradwire.contract.registry import examples, load, names
 from gradwire.contract.trace.span import Trace
 from gradwire.errors import InvalidSetting
 from gradwire.planning.check import check
-from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.fusion import NOTHING
+from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.clock import run_on_clock
+from gradwire.planning.simulation.closed_form import Lane
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.laws.planners import LAWS, Planner, law_same_facts_same_plan
 from gradwire_lab.planner.bytescheduler import bytescheduler
+from gradwire_lab.planner.omgs import omgs
 from tests.each import each
 from tests.laws import broken_plans as broken
 from tests.laws import trace_laws
@@ -60,6 +67,8 @@ def test_planner_laws(planner: Planner) -> None:
 
     for profile in (SOUND, ALONE):
         hold(profile, measured(exact_cluster()))
+    plan = planner(SOUND, measured(MEASURED))
+    assert iteration_s(plan, SOUND, MEASURED) == simulate(plan, SOUND, MEASURED).iteration_s
     bounded(4)(given(profile=profiles(), cluster=clusters)(hold))()
 
 
@@ -78,7 +87,34 @@ def test_trace_laws(planner: Planner) -> None:
     hold()
 
 
-@bounded(40)
+BENT = LineFit(alpha_s=1e-4, per_unit_s=1e-7, samples=((64, 2e-4), (2048, 3e-4), (20000, 2e-3)))
+SLOW = Cluster(num_ranks=3, rate_bytes_per_s=1e6, hop_s=1e-4)
+MEASURED = SLOW.model_copy(
+    update={"collectives": dict.fromkeys(("all_reduce", "all_gather"), BENT), "host_share": 0.5}
+)
+"""Of costs that no line fits."""
+
+
+@each("planner, cluster", product([mgwfbp, omgs], [SLOW, MEASURED]))
+def test_a_planners_own_link_is_the_simulators(
+    planner: Planner, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link that a planner decides by ends with the last message, where nothing is merged."""
+    links: list[Lane] = []
+
+    class Noted(Lane):
+        def __init__(self) -> None:
+            super().__init__()
+            links.append(self)
+
+    monkeypatch.setattr(sys.modules[planner.__module__], "Lane", Noted)
+    encode = CodecFit(encode=BENT, decode=NOTHING, merge=NOTHING)
+    cluster = cluster.model_copy(update={"codecs": {"dgc": encode}})
+    timing = run_on_clock(planner(SOUND, cluster), SOUND, cluster)
+    assert links[-1].free_s == pytest.approx(timing.message_end_s[-1], rel=1e-12)
+
+
+@bounded(30)
 @given(
     profile=profiles(largest=120),
     cluster=clusters.filter(lambda cluster: cluster.num_ranks < 9),

@@ -225,23 +225,6 @@ def test_plans_of_other_exchanges(exchange: Exchange) -> None:
     )
 
 
-@pytest.mark.slow
-@each("exchange", KINDS, ids=name_of)
-def test_any_plans_of_other_exchanges(exchange: Exchange) -> None:
-    @bounded(2)
-    @given(
-        profile=profiles(largest=3000),
-        cluster=several,
-        credit=st.integers(1, 4),
-        every=st.integers(1, 2),
-        measured=st.booleans(),
-    )
-    def hold(profile: Profile, cluster: Cluster, credit: int, every: int, measured: bool) -> None:
-        law_of_plans_through(exchange, profile, cluster, credit, every, measured)
-
-    hold()
-
-
 @each("law, wrong", broken.DENSE_BITES, ids=lambda p: p.__name__)
 def test_dense_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) -> None:
     plan = bytescheduler(PROFILE, CLUSTER, partition_bytes=2000, credit=1)

@@ -24,19 +24,10 @@ from gradwire_lab.laws.cases import FEW, Case
 from gradwire_lab.laws.tolerance import same_bits
 from tests.each import each
 from tests.laws import broken_decoupled, broken_momentum
-from tests.laws.cases import ALWAYS, rotated
+from tests.laws.cases import ALWAYS, name_of, rotated
 from tests.laws.test_laws_bite import rejected
 
 codecs, together, pair = gw.compress, gw.collective, gw.pair
-
-
-def _short(one: Any) -> str:
-    text = (
-        getattr(one, "__name__", repr(one))
-        .replace("MomentumCorrection(inner=", "")
-        .replace("Pair(codec=", "")
-    )
-    return text.replace("collective=", "").replace("torch.", "")
 
 
 MOMENTUM: tuple[MomentumCorrection, ...] = tuple(
@@ -58,7 +49,7 @@ MOMENTUM: tuple[MomentumCorrection, ...] = tuple(
 MOMENTUM_LAWS = momentum.OWN + momentum.SHARED
 
 
-@each("law, exchange", product(MOMENTUM_LAWS, MOMENTUM), ids=_short)
+@each("law, exchange", product(MOMENTUM_LAWS, MOMENTUM), ids=name_of)
 def test_momentum(law: Callable[..., None], exchange: MomentumCorrection) -> None:
     """Its own laws of all, those that it shares of every second."""
     place = MOMENTUM.index(exchange) + MOMENTUM_LAWS.index(law)
@@ -80,7 +71,7 @@ DECOUPLED = tuple(
 DECOUPLED_LAWS = decoupled.OWN + decoupled.SHARED
 
 
-@each("law, exchange", product(DECOUPLED_LAWS, DECOUPLED), ids=_short)
+@each("law, exchange", product(DECOUPLED_LAWS, DECOUPLED), ids=name_of)
 def test_decoupled_momentum(law: Callable[..., None], exchange: DecoupledMomentum) -> None:
     place = DECOUPLED.index(exchange) + DECOUPLED_LAWS.index(law)
     if law in decoupled.OWN or place % 2:

@@ -47,14 +47,7 @@ class above(Compressor):
             raise self.no_such_size(spec, size_bytes)
         return self.layout(spec, num_kept)
 
-    def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
-    ) -> Encoded:
+    def encode(self, state, grad_N, *, residual_N=None, buffer=None):
         whole_N = grad_N.to(working_dtype(grad_N.dtype))
         if residual_N is not None:
             whole_N = whole_N + residual_N
@@ -90,14 +83,7 @@ class trimmed(Compressor):
             raise self.no_such_size(spec, size_bytes)
         return Format((Field("values", spec.dtype, num_sent),))
 
-    def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
-    ) -> Encoded:
+    def encode(self, state, grad_N, *, residual_N=None, buffer=None):
         exact_N = grad_N if residual_N is None else grad_N + residual_N
         sent_N = exact_N.to(grad_N.dtype)
         is_sent_N = (sent_N != 0) | sent_N.signbit()
