@@ -87,6 +87,9 @@ def test_trace_laws(planner: Planner) -> None:
     hold()
 
 
+PLAIN = profile_of(
+    ([64, 900], 0.002, 0.001), ([], 0.001, 0.001), ([3000], 0.001, 0.002), ([400], 0.001, 0.002)
+)
 BENT = LineFit(alpha_s=1e-4, per_unit_s=1e-7, samples=((64, 2e-4), (2048, 3e-4), (20000, 2e-3)))
 SLOW = Cluster(num_ranks=3, rate_bytes_per_s=1e6, hop_s=1e-4)
 MEASURED = SLOW.model_copy(
@@ -110,7 +113,7 @@ def test_a_planners_own_link_is_the_simulators(
     monkeypatch.setattr(sys.modules[planner.__module__], "Lane", Noted)
     encode = CodecFit(encode=BENT, decode=NOTHING, merge=NOTHING)
     cluster = cluster.model_copy(update={"codecs": {"dgc": encode}})
-    timing = run_on_clock(planner(SOUND, cluster), SOUND, cluster)
+    timing = run_on_clock(planner(PLAIN, cluster), PLAIN, cluster)
     assert links[-1].free_s == pytest.approx(timing.message_end_s[-1], rel=1e-12)
 
 
