@@ -50,12 +50,11 @@ def test_what_shares_a_scale_says_so() -> None:
     assert sharing == {*quantisers, "adacomp", "demo", "sparseloco"}
 
 
-@each("codec", SHARING)
+@each("codec", {type(codec): codec for codec in SHARING}.values())
 def test_it_keeps_the_laws_of_compressors(codec: Compressor) -> None:
     for law in LAWS:
-        for numel in (64, 300):
-            if law.__name__ not in NOT_ITS:
-                law(Tensorwise(codec, _sizes(numel)), _draw(numel))
+        if law.__name__ not in NOT_ITS:
+            law(Tensorwise(codec, _sizes(300)), _draw(300))
 
 
 @each("codec", SHARING)

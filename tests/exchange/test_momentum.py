@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from tests.each import each
@@ -100,24 +98,6 @@ def test_error_feedback_is_taken_out_wherever_it_is() -> None:
     assert gw.with_momentum_correction(warming).inner == gw.with_density_warmup(
         pair, steps_per_stage=3
     )
-
-
-@each(
-    "inner, said",
-    [
-        (gw.with_clipping(topk, 1.0), "with_clipping(with_momentum_correction(...), max_norm)"),
-        (
-            gw.with_density_warmup(gw.with_clipping(topk, 1.0), steps_per_stage=1),
-            "with_clipping(with_momentum_correction(...), max_norm)",
-        ),
-        (gw.with_momentum_correction(topk), "wrap it once"),
-    ],
-    ids=["clipping", "clipping inside", "twice"],
-)
-def test_what_may_not_be_inside_is_refused(inner: gw.Exchange, said: str) -> None:
-    with pytest.raises(InvalidSetting) as raised:
-        gw.with_momentum_correction(inner)
-    assert said in str(raised.value)
 
 
 def test_a_rank_with_an_infinite_gradient_tells_it_and_gives_nothing_else() -> None:

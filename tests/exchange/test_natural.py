@@ -13,7 +13,6 @@ from gradwire.collective.steps.sizes import SIZE_BYTES
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import Exchange, run_local
 from gradwire.exchange.error_feedback import with_error_feedback
-from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.exchange.natural import INNER, Natural, count_units, with_natural_sparsity
 from gradwire.exchange.sparse_schemes import counted, fastest_scheme, schemes
 from gradwire.exchange.two_level import on_hosts
@@ -123,11 +122,7 @@ def test_rows_leave_no_residual_and_dense_steps_do() -> None:
     assert all(bool(state.residual_N.any()) for *_, state in after_full)
 
 
-def test_what_is_no_pair_is_refused() -> None:
-    """Its collective averages velocities, in whose place no rows can be sent."""
-    momentum = with_momentum_correction(gw.compress.topk(), 0.9)
-    with pytest.raises(InvalidSetting, match="a pair with or without error feedback"):
-        with_natural_sparsity(momentum, 4)
+def test_error_feedback_is_taken_out() -> None:
     assert with_natural_sparsity(with_error_feedback(DENSE.inner), 4).inner == Natural(
         DENSE.inner, 4
     )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Member
-from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.local import drive
-from tests.each import each
 
 NUMEL, WORLD = 64, 3
 
@@ -54,19 +51,6 @@ def test_a_saved_count_goes_on_where_it_was() -> None:
         dense.append(torch.allclose(grads[0], mean_N))
         assert [int(count) for count in states[0].step_T] == [3 + step] * 2
     assert dense == [True, False]
-
-
-@each(
-    "inside",
-    [
-        gw.with_momentum_correction(gw.compress.topk()),
-        gw.with_clipping(gw.compress.topk(), 1.0),
-    ],
-    ids=["momentum", "clipping"],
-)
-def test_what_changes_dense_gradients_is_refused_inside(inside: gw.Exchange) -> None:
-    with pytest.raises(InvalidSetting, match="clipping outermost"):
-        gw.with_warmup(inside, steps=1)
 
 
 def test_bytes_are_expected_of_what_comes_after() -> None:

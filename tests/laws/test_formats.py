@@ -72,8 +72,8 @@ def adversarial(num_units: int, world: int, count: int) -> dict[str, Tensor]:
 # ---- the permutation ---------------------------------------------------------------------------
 
 
-def test_every_size_to_10000_is_permuted() -> None:
-    for numel in range(10_001):
+def test_every_size_to_5000_is_permuted() -> None:
+    for numel in range(5_001):
         laws.is_a_bijection(Permutation(numel, seed=numel % 7))
 
 

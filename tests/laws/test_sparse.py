@@ -38,7 +38,7 @@ SCHEMES = (
 
 @pytest.mark.parametrize("exchange", SCHEMES, ids=name_of)
 def test_laws(exchange: Pair) -> None:
-    @bounded(8)
+    @bounded(4)
     @given(held=holdings)
     def hold(held: Held) -> None:
         for law in LAWS:
