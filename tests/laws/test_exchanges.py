@@ -23,8 +23,9 @@ from tests.laws.cases import (
     rotated,
 )
 
-EXCHANGES: tuple[Exchange, ...] = (*pairs(), *own_exchanges(), *other_ways())
-FULL = places_of_each_path((*pairs(), *own_exchanges()))
+USUAL = (*pairs(), *own_exchanges())
+EXCHANGES: tuple[Exchange, ...] = (*USUAL, *other_ways())
+FULL = places_of_each_path(USUAL)
 """Places of exchanges that take every path; the others differ in settings and combinations."""
 
 LAWS = [
@@ -69,26 +70,25 @@ def test_more_laws(subtests: pytest.Subtests, places: list[int]) -> None:
             hold(place, laws_of(place, are_first=False))
 
 
-ENCODED_AGAIN = {
-    (*kind_of(exchange), getattr(exchange, "collective", None)): exchange
-    for exchange in reversed(EXCHANGES)
+OF_A_KIND = [*{kind_of(exchange): exchange for exchange in (*other_ways(), *USUAL)}.values()]
+ENCODED_AGAIN = [
+    exchange
+    for exchange in OF_A_KIND
     if not isinstance(exchange, Pair) or isinstance(exchange.collective, casync_ps | casync_ring)
-}.values()
-"""The first exchange of each kind that encodes on the way.
+]
+"""One of each kind that encodes on the way.
 
 What is encoded once, by its own rank, is lost alike among any number of ranks."""
 
-ENCODING_SUMS = {
-    kind_of(exchange): exchange
-    for exchange in EXCHANGES
+ENCODING_SUMS = [
+    exchange
+    for exchange in ENCODED_AGAIN
     if isinstance(exchange, Pair) and exchange.collective.encodes_sums
-}.values()
+]
 """One of each kind in which a sum is encoded again at every rank."""
 
-OF_A_KIND = {kind_of(exchange): exchange for exchange in EXCHANGES}.values()
-KEEPING = {
-    kind_of(exchange)[0]: exchange for exchange in OF_A_KIND if feedback_refusal(exchange) is None
-}.values()
+MAY_KEEP = [exchange for exchange in OF_A_KIND if feedback_refusal(exchange) is None]
+KEEPING = [*{kind_of(exchange)[0]: exchange for exchange in MAY_KEEP}.values()]
 """One for each algorithm, among the exchanges that may keep something."""
 
 
@@ -98,34 +98,25 @@ def test_means_do_not_grow_over_eight_ranks(exchange: Exchange) -> None:
 
 
 @pytest.mark.slow
-def test_means_do_not_grow_over_ranks_and_steps(subtests: pytest.Subtests) -> None:
-    """With 16 and by turns with 8 ranks."""
-    for turn, exchange in enumerate(ENCODED_AGAIN):
-        with subtests.test(name_of(exchange)):
-            case = growth.MANY_RANKS[turn % 2]
-            growth.law_means_do_not_grow_over_ranks_and_steps(exchange, case)
+@pytest.mark.parametrize("exchange", ENCODED_AGAIN, ids=name_of)
+def test_what_is_encoded_again_does_not_grow(exchange: Exchange) -> None:
+    """Means with 16 and by turns with 8 ranks; what aggregators keep with 2, 3, 5 and 8."""
+    turn = ENCODED_AGAIN.index(exchange)
+    growth.law_means_do_not_grow_over_ranks_and_steps(exchange, growth.MANY_RANKS[turn % 2])
+    world = (8, 2, 3, 5)[turn % 4]
+    case = Case(world=world, numel=60, seed=world)
+    many_steps.law_what_is_kept_does_not_grow_by_itself(exchange, case)
 
 
 @pytest.mark.slow
-def test_nothing_kept_grows_with_two_to_eight_ranks(subtests: pytest.Subtests) -> None:
-    """What an aggregator loses may grow with its ranks: tried with 8, and by turns 2, 3 or 5."""
-    for turn, exchange in enumerate(ENCODED_AGAIN):
-        world = (8, 2, 3, 5)[turn % 4]
-        with subtests.test(f"{name_of(exchange)}, {world} ranks"):
-            case = Case(world=world, numel=60, seed=world)
-            many_steps.law_what_is_kept_does_not_grow_by_itself(exchange, case)
+@pytest.mark.parametrize("exchange", OF_A_KIND, ids=name_of)
+def test_laws_of_many_steps(exchange: Exchange) -> None:
+    for turn, law in enumerate(many_steps.LAWS, OF_A_KIND.index(exchange)):
+        law(exchange, rotated(turn))
 
 
 @pytest.mark.slow
-def test_laws_of_many_steps(subtests: pytest.Subtests) -> None:
-    for place, exchange in enumerate(OF_A_KIND):
-        with subtests.test(name_of(exchange)):
-            for number, law in enumerate(many_steps.LAWS):
-                law(exchange, rotated(place + number))
-
-
-@pytest.mark.slow
-def test_residuals_stay_bounded_over_400_steps(subtests: pytest.Subtests) -> None:
-    for seed, exchange in enumerate(KEEPING):
-        with subtests.test(name_of(exchange)):
-            bounded.law_residuals_stay_bounded(exchange, Case(world=2, numel=60, seed=seed))
+@pytest.mark.parametrize("exchange", KEEPING, ids=name_of)
+def test_residuals_stay_bounded_over_400_steps(exchange: Exchange) -> None:
+    case = Case(world=2, numel=60, seed=KEEPING.index(exchange))
+    bounded.law_residuals_stay_bounded(exchange, case)

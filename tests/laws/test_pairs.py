@@ -71,11 +71,12 @@ def test_twelve_steps(place: int) -> None:
 
 
 @pytest.mark.slow
-def test_twelve_steps_of_others(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(
+    "place", [*OTHERS.values(), *sorted(SETTINGS)[::2]], ids=lambda at: _id(EVERY[at])
+)
+def test_twelve_steps_of_others(place: int) -> None:
     """Of each kind, and of every second of the other settings."""
-    for place in (*OTHERS.values(), *sorted(SETTINGS)[::2]):
-        with subtests.test(_id(EVERY[place])):
-            hold(place)
+    hold(place)
 
 
 @each(
