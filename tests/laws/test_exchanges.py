@@ -111,8 +111,10 @@ def test_what_is_encoded_again_does_not_grow(exchange: Exchange) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", OF_A_KIND, ids=name_of)
 def test_laws_of_many_steps(exchange: Exchange) -> None:
+    above = many_steps.law_what_is_kept_does_not_grow_by_itself
     for turn, law in enumerate(many_steps.LAWS, OF_A_KIND.index(exchange)):
-        law(exchange, rotated(turn))
+        if law is not above or exchange not in ENCODED_AGAIN:
+            law(exchange, rotated(turn))
 
 
 @pytest.mark.slow
