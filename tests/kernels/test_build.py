@@ -114,6 +114,28 @@ def test_the_first_rank_says_that_kernels_are_compiled(monkeypatch, caplog, fold
         assert last.startswith("compiling took ")
 
 
+STEPS = """
+import torch
+import gradwire as gw
+from gradwire.kernels import compiler
+net = torch.nn.Linear(300, 200)
+gw.attach(net, "uniform")
+print(*sorted(source.name for source in compiler._loaded))
+for _ in range(2):
+    net(torch.ones(1, 300)).sum().backward()
+print(*sorted(source.name for source in compiler._loaded))
+"""
+
+
+@needs_compiler
+def test_an_attach_builds_what_its_modules_call_and_steps_build_nothing():
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)
+    attached, trained = (line.split() for line in done.stdout.splitlines())
+    assert attached == trained
+    assert "select" in attached
+    assert set(attached).isdisjoint({"exponents", "merge", "cosines"})
+
+
 @needs_compiler
 def test_unlike_kernels_are_compiled_side_by_side(monkeypatch, tmp_path):
     """Each compiler waits until the other has begun: one after the other would never end."""

@@ -12,7 +12,9 @@ import math
 import torch
 
 from ..errors import invalid
-from .libraries import check_floating, check_vector, load_library, serves_cpp
+from .libraries import check_floating, check_vector, loader, serves_cpp
+
+_load_cast = loader("cast")
 
 _DTYPES = (torch.float16, torch.bfloat16)
 
@@ -33,7 +35,7 @@ def cast16_encode(
     check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
     if not (math.isfinite(prescale) and prescale > 0):
         raise invalid("prescale", prescale, "a positive finite number", "1.0 leaves it unscaled")
-    library = load_library("cast") if serves_cpp(grad_N, residual_N) else None
+    library = _load_cast() if serves_cpp(grad_N, residual_N) else None
     if library is None:
         _reference_encode(grad_N, out_N, prescale, residual_N)
         return
@@ -52,7 +54,7 @@ def cast16_decode(in_N: torch.Tensor, out_N: torch.Tensor, scale: float = 1.0) -
     """Overwrites ``out_N`` with scale * ``in_N`` (fp16 or bf16)."""
     check_floating("out_N", out_N)
     check_vector("in_N", in_N, out_N.numel(), *_DTYPES)
-    library = load_library("cast") if serves_cpp(out_N) else None
+    library = _load_cast() if serves_cpp(out_N) else None
     if library is None:
         out_N.copy_(in_N.float() * scale)
         return
@@ -63,7 +65,7 @@ def cast16_decode_add(in_N: torch.Tensor, sum_N: torch.Tensor, scale: float = 1.
     """Adds scale * ``in_N`` (fp16 or bf16) to ``sum_N``."""
     check_floating("sum_N", sum_N)
     check_vector("in_N", in_N, sum_N.numel(), *_DTYPES)
-    library = load_library("cast") if serves_cpp(sum_N) else None
+    library = _load_cast() if serves_cpp(sum_N) else None
     if library is None:
         sum_N.add_(in_N.float() * scale)
         return

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid
-from .libraries import check_floating, check_vector, load_library, serves_cpp
+from .libraries import check_floating, check_vector, loader, serves_cpp
+
+_load_cosines = loader("cosines")
 
 MOST_SIDE = 64
 _BIT_PATTERNS = {8: torch.int64, 4: torch.int32}
@@ -89,7 +91,7 @@ def encode_many(
         check_vector("values_K", values_K, cutting.num_listed, grad_N.dtype)
         check_vector("residual_N", residual_N, cutting.numel, grad_N.dtype)
     on_host = all(serves_cpp(*job[1:2], *job[3:]) for job in jobs)
-    library = load_library("cosines") if on_host else None
+    library = _load_cosines() if on_host else None
     if library is None:
         for job in jobs:
             _reference_encode(*job, wire)
@@ -123,7 +125,7 @@ def decode(
     check_vector("out_N", out_N, cutting.numel)
     check_vector("places_LK", places_LK.view(-1), num_lists * cutting.num_listed, torch.int32)
     check_vector("values_LK", values_LK.view(-1), places_LK.numel(), out_N.dtype)
-    library = load_library("cosines") if serves_cpp(out_N) else None
+    library = _load_cosines() if serves_cpp(out_N) else None
     if library is None:
         bad = _reference_decode(cutting, places_LK, values_LK, out_N, scale, add)
     else:

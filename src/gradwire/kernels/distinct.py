@@ -13,7 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import InvalidSetting
-from .libraries import INT32_MAX, check_vector, load_library
+from .libraries import INT32_MAX, check_vector, loader
+
+_load_distinct = loader("distinct")
 
 
 def count_distinct(lists: Sequence[torch.Tensor], num_places: int) -> int:
@@ -27,7 +29,7 @@ def count_distinct(lists: Sequence[torch.Tensor], num_places: int) -> int:
     for indices_K in lists:
         check_vector("indices_K", indices_K, indices_K.numel(), torch.int32)
     on_host = all(indices_K.device.type == "cpu" for indices_K in lists)
-    library = load_library("distinct") if on_host and num_places <= INT32_MAX else None
+    library = _load_distinct() if on_host and num_places <= INT32_MAX else None
     if library is None:
         return _reference(lists, num_places)
     found = library.gw_count_distinct(

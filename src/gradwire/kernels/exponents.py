@@ -25,7 +25,9 @@ import torch
 from torch import Tensor
 
 from ..errors import RanksDiffer
-from .libraries import check_vector, load_library
+from .libraries import check_vector, loader
+
+_load_exponents = loader("exponents")
 
 BLOCK = 4096
 _STREAMS = 4
@@ -55,7 +57,7 @@ def encode_exponents(in_N: Tensor, into: CodedExponents, factor: float = 1.0) ->
     numel, is_wide = in_N.numel(), into.low_N is not None
     check_vector("in_N", in_N, numel, torch.float32 if is_wide else torch.bfloat16)
     _check(into, numel, numel)
-    library = load_library("exponents") if in_N.is_cpu else None
+    library = _load_exponents() if in_N.is_cpu else None
     if library is None:
         return _reference_encode(in_N if factor == 1.0 else in_N * factor, into)
     if is_wide:
@@ -77,7 +79,7 @@ def decode_exponents(
     _check(coded, numel, coded.codes_C.numel())
     assert factor == 1.0 or (is_wide and not add)
     assert is_wide or (coded.low_N is None and not add)
-    library = load_library("exponents") if out_N.is_cpu else None
+    library = _load_exponents() if out_N.is_cpu else None
     if library is None:
         wrong = _reference_decode(coded, out_N, factor, add=add)
     else:

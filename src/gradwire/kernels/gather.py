@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidSetting, invalid
-from .libraries import check_floating, check_vector, load_library, serves_cpp
+from .libraries import check_floating, check_vector, loader, serves_cpp
+
+_load_gather = loader("gather")
 
 
 def take(
@@ -31,7 +33,7 @@ def take(
     check_vector("indices_K", indices_K, count, torch.int32)
     check_vector("values_K", values_K, count, source_N.dtype)
     check_vector("residual_N", residual_N, numel, source_N.dtype)
-    library = load_library("gather") if serves_cpp(source_N, residual_N) else None
+    library = _load_gather() if serves_cpp(source_N, residual_N) else None
     if library is None:
         bad = _reference_take(source_N, indices_K, values_K, scale, residual_N)
     else:
@@ -62,7 +64,7 @@ def lay_runs(
     if bool(((counts_R < 0) | (tos_R < 0) | (tos_R + counts_R > out.numel())).any()):
         accepted = f"within [0, {out.numel()}]"
         raise invalid("tos_R and counts_R", (tos_R, counts_R), accepted, "make out longer")
-    library = load_library("gather") if out.device.type == "cpu" else None
+    library = _load_gather() if out.device.type == "cpu" else None
     if library is None:
         _reference_lay_runs(numbers_K, counts_R, tos_R, shifts_R, out)
         return

@@ -7,8 +7,8 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -20,12 +20,14 @@ import torch
 from ..errors import invalid
 from .compiler import CppSource, load_compiled, reference_only
 
-__all__ = ["backend", "libraries", "load_library", "reference_only"]
+__all__ = ["backend", "libraries", "load_library", "loader", "reference_only"]
 
 _FIRST_S, _PERIOD_S = 0.3, 3.0
 """Seconds until the first line that tells how far the compiler is, and between two of them."""
 _log = logging.getLogger("gradwire")
 _SOURCES = Path(__file__).parent / "csrc"
+_named: dict[tuple[str, Path], None] = {}
+"""The libraries that imported modules call."""
 
 
 def libraries() -> tuple[str, ...]:
@@ -41,28 +43,49 @@ def load_library(
     return load_compiled(source(name, folder), on_build)
 
 
+def loader(name: str, folder: Path = _SOURCES) -> Callable[[], ctypes.CDLL | None]:
+    """The function that loads one library, for the module that calls its kernels.
+
+    An attach builds the libraries of the modules that are imported by then.
+    """
+    _named[name, folder] = None
+    return functools.partial(load_library, name, folder=folder)
+
+
 def backend() -> Literal["cpp", "reference"]:
     """The implementation that serves float32 on the CPU; compiles all kernels if none is cached."""
-    with being_built() as libraries:
+    with being_built(lambda: [(name, _SOURCES) for name in libraries()]) as built:
         pass
-    return "reference" if None in libraries else "cpp"
+    return "reference" if None in built else "cpp"
 
 
 @contextmanager
-def being_built() -> Iterator[list[ctypes.CDLL | None]]:
-    """Loads all kernels beside what the block does, and then waits for them.
+def being_built(
+    wanted: Callable[[], Collection[tuple[str, Path]]] = lambda: [*_named],
+) -> Iterator[list[ctypes.CDLL | None]]:
+    """Loads the ``wanted`` kernels beside what the block does, and then waits for them.
+
+    By default these are the kernels of modules that are imported, also by the block.
 
     An attach does so, which keeps the compiler out of the first step. What neither the wheel nor
-    the cache has is compiled, as many at a time as there are cores. That takes 4 to 20 s, so the
+    the cache has is compiled, as many at a time as there are cores. That takes seconds, so the
     first rank of each machine logs how far it is, as a warning: lines of lower levels are not shown
     unless they are asked for. The list that is given is filled at the end.
     """
     folders, found = list[Path](), list[ctypes.CDLL | None]()
+    jobs: dict[tuple[str, Path], Future[ctypes.CDLL | None]] = {}
     start_s = time.monotonic()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "gradwire-kernels") as pool:
-        jobs = {pool.submit(load_library, name, folders.append) for name in libraries()}
+
+        def submit() -> None:
+            for name, folder in wanted():
+                if (name, folder) not in jobs:
+                    jobs[name, folder] = pool.submit(load_library, name, folders.append, folder)
+
+        submit()
         yield found
-        left, said = jobs, False
+        submit()
+        left, said = set(jobs.values()), False
         while left:
             _, left = wait(left, _PERIOD_S if said else _FIRST_S)
             if left and folders and os.environ.get("LOCAL_RANK", "0") == "0":
@@ -70,7 +93,7 @@ def being_built() -> Iterator[list[ctypes.CDLL | None]]:
                 counts = len(jobs), where, len(jobs) - len(left)
                 _log.warning("compiling %d C++ kernels%s: %d are done", *counts)
                 said = True
-    found += [job.result() for job in jobs]
+    found += [job.result() for job in jobs.values()]
     if said:
         _log.warning("compiling took %.0f s", time.monotonic() - start_s)
 

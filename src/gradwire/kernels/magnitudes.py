@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 
 from ..errors import invalid
-from .libraries import check_floating, check_vector, load_library, serves_cpp
+from .libraries import check_floating, check_vector, loader, serves_cpp
+
+_load_magnitudes = loader("magnitudes")
 
 _NORM_BLOCK, _LANES = 8192, 16
 
@@ -36,7 +38,7 @@ def range_norms(
         ranges = list(zip(starts_L.tolist(), stops_L.tolist(), strict=True))
         accepted = f"within [0, {grad_N.numel()}]"
         raise invalid("ranges (start, stop)", ranges, accepted, "take the layers' own bounds")
-    library = load_library("magnitudes") if serves_cpp(grad_N, residual_N) else None
+    library = _load_magnitudes() if serves_cpp(grad_N, residual_N) else None
     if library is None:
         for i, (start, stop) in enumerate(zip(starts_L.tolist(), stops_L.tolist(), strict=True)):
             c_M = grad_N[start:stop]

@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .libraries import check_floating, check_vector, load_library, serves_cpp
+from .libraries import check_floating, check_vector, loader, serves_cpp
+
+_load_momentum = loader("momentum")
 
 
 def accumulate(
@@ -35,7 +37,7 @@ def accumulate(
         if operand is not None:
             check_vector(name, operand, grad_N.numel(), grad_N.dtype)
     fits = serves_cpp(grad_N, velocity_N, pending_N, whole_N)
-    library = load_library("momentum") if fits else None
+    library = _load_momentum() if fits else None
     if library is None:
         _reference_accumulate(grad_N, velocity_N, pending_N, whole_N, momentum, nesterov)
         return
@@ -55,7 +57,7 @@ def mask(velocity_N: Tensor, whole_N: Tensor, pending_N: Tensor, *, least: float
     check_floating("velocity_N", velocity_N)
     check_vector("whole_N", whole_N, velocity_N.numel(), velocity_N.dtype)
     check_vector("pending_N", pending_N, velocity_N.numel(), velocity_N.dtype)
-    library = load_library("momentum") if serves_cpp(velocity_N, whole_N, pending_N) else None
+    library = _load_momentum() if serves_cpp(velocity_N, whole_N, pending_N) else None
     if library is None:
         left_N = whole_N != pending_N
         any_stayed = (~left_N & (whole_N.abs() >= least)).any()

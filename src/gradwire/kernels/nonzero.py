@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid
-from .libraries import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
+from .libraries import INT32_MAX, check_floating, check_vector, loader, serves_cpp
+
+_load_nonzero = loader("nonzero")
 
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
@@ -31,7 +33,7 @@ def nonzero_units(
     room = values_offset(num_units, grad_N.dtype) + num_units * width * grad_N.element_size()
     check_vector("buffer", buffer, max(buffer.numel(), room), torch.uint8)
     check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
-    library = load_library("nonzero") if serves_cpp(grad_N, residual_N) else None
+    library = _load_nonzero() if serves_cpp(grad_N, residual_N) else None
     if library is None:
         return _reference(grad_N, buffer, width, residual_N)
     kept = library.gw_nonzero(grad_N, residual_N, grad_N.numel(), width, buffer)

@@ -16,7 +16,10 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import InvalidSetting, invalid
-from .libraries import INT32_MAX, check_floating, check_vector, load_library, serves_cpp
+from .libraries import INT32_MAX, check_floating, check_vector, loader, serves_cpp
+
+_load_scatter = loader("scatter")
+_load_select = loader("select")
 
 _REFUSED = 2
 """The status that the C++ returns for ranges that are not valid."""
@@ -49,7 +52,7 @@ def topk_many(
     for own in operands:
         _check_topk(*own)
     on_host = all(serves_cpp(grad_N, residual_N) for grad_N, residual_N, _, _ in operands)
-    library = load_library("select") if on_host else None
+    library = _load_select() if on_host else None
     if library is None:
         for grad_N, residual_N, indices_K, values_K in operands:
             _reference_topk(grad_N, indices_K, values_K, residual_N)
@@ -107,7 +110,7 @@ def topk_ranges(
         check_vector(name, table_L, num_ranges, torch.int64)
     check_vector("indices_K", indices_K, num_selected, torch.int32)
     check_vector("values_K", values_K, num_selected, c_N.dtype)
-    library = load_library("select") if serves_cpp(c_N) else None
+    library = _load_select() if serves_cpp(c_N) else None
     if library is None:
         _check_ranges(num_elements, num_selected, *tables)
         _reference_topk_ranges(c_N, *tables, indices_K, values_K)
@@ -156,7 +159,7 @@ def scatter_add(
     check_floating("out_N", out_N)
     check_vector("indices_K", indices_K, num_entries, torch.int32)
     check_vector("values", values, num_entries * width, out_N.dtype)
-    library = load_library("scatter") if serves_cpp(out_N) else None
+    library = _load_scatter() if serves_cpp(out_N) else None
     if library is None:
         bad = _reference_scatter_add(indices_K, values, out_N, scale, width)
     else:

@@ -29,7 +29,7 @@ from ..contract import Compressor, Exchange
 from ..errors import invalid
 from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import chooses_scheme
-from ..kernels.libraries import backend, being_built
+from ..kernels.libraries import being_built
 from ..planning.default_fusion import NamedParam
 from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
 from .failure.integrity import Check
@@ -220,7 +220,8 @@ class Attachment:
             own = self._fingerprint(shards, self.prepare())
             told = json.dumps(own)
             if newcomer is not None:
-                backend()  # before others wait for this rank
+                with being_built():  # before others wait for this rank
+                    pass
                 who = newcomer.ask(own, settings.failure.timeout)
             with being_built():  # Kernels that no run has built yet: now, not in the first step.
                 messages = self.messages(who)

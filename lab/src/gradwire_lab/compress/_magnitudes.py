@@ -17,11 +17,13 @@ from gradwire.kernels.libraries import (
     INT32_MAX,
     check_floating,
     check_vector,
-    load_library,
+    loader,
     serves_cpp,
 )
 
 from ._reaching import SOURCES
+
+_load_histogram = loader("histogram", SOURCES)
 
 _NOT_FINITE = 0x7F80
 _NUM_BINS = 1 << 15
@@ -146,7 +148,7 @@ def histogram(grad_N: Tensor, residual_N: Tensor | None = None) -> tuple[Tensor,
     check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
     if grad_N.numel() > INT32_MAX:
         raise invalid("grad_N", grad_N.numel(), f"at most {INT32_MAX} elements", "cut it in chunks")
-    library = load_library("histogram", folder=SOURCES) if serves_cpp(grad_N, residual_N) else None
+    library = _load_histogram() if serves_cpp(grad_N, residual_N) else None
     if library is None:
         return _reference_histogram(grad_N, residual_N)
     num_bins = library.gw_histogram(grad_N, residual_N, grad_N.numel())

@@ -12,19 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradwire.contract.spec import TensorSpec
 from gradwire.errors import invalid
-from gradwire.kernels.libraries import check_floating, check_vector, load_library, serves_cpp
+from gradwire.kernels.libraries import check_floating, check_vector, loader, serves_cpp
 from gradwire.kernels.select import check_addressable, keys_of, list_chosen
 
 SOURCES = Path(__file__).parent / "csrc"
-
-
-def compile_ahead(spec: TensorSpec) -> None:
-    """Compiles these kernels now, and not in the first step, where tensors lie on the host."""
-    for name in ("histogram", "reach") if spec.device == "cpu" else ():
-        load_library(name, folder=SOURCES)
-
+_load_reach = loader("reach", SOURCES)
 
 Room = Callable[[int], tuple[Tensor, Tensor]]
 """Gives the (indices_K int32, values_K) that K selected elements are to be listed in."""
@@ -54,7 +47,7 @@ def reaching(
     check_vector("residual_N", residual_N, whole_N.numel(), whole_N.dtype)
     check_addressable("grad_N", whole_N.numel())
     most = min(most, whole_N.numel())
-    library = load_library("reach", folder=SOURCES) if serves_cpp(grad_N, residual_N) else None
+    library = _load_reach() if serves_cpp(grad_N, residual_N) else None
     if library is None:
         _reference_reaching(grad_N, threshold, most, room, residual_N)
         return

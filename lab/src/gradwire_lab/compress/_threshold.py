@@ -22,7 +22,7 @@ from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import TensorSpec, spec_of
 
 from ._magnitudes import Magnitudes
-from ._reaching import compile_ahead, reaching
+from ._reaching import reaching
 
 
 def check_cap(setting: str, given: object) -> None:
@@ -45,10 +45,6 @@ class Reaching(Coo):
     @abstractmethod
     def most(self, numel: int) -> int:
         """The most that is sent of ``numel`` elements."""
-
-    def init(self, spec: TensorSpec) -> State:
-        compile_ahead(spec)
-        return super().init(spec)
 
     def format(self, spec: TensorSpec) -> Format:
         check_addressable(type(self).__name__, spec)

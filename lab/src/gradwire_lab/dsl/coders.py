@@ -39,11 +39,12 @@ from gradwire.dsl.language import Type
 from gradwire.dsl.operators import check_name
 from gradwire.dsl.symbols import Coded, Symbol, Vector, refuse, tracing
 from gradwire.errors import RanksDiffer, invalid
-from gradwire.kernels.libraries import has_triton, load_library
+from gradwire.kernels.libraries import has_triton, loader
 
 from . import runs_launch
 
 _SOURCES = Path(__file__).parent / "csrc"
+_load_runs = loader("runs", _SOURCES)
 
 _BYTE, _LENGTH, _PLAIN, _CODE = (ir.node(Op.ARG, dtype=INT32, arg=i) for i in range(4))
 _NEVER = 2**31 - 1
@@ -125,7 +126,7 @@ class Coder:
 
     def library(self) -> ctypes.CDLL | None:
         """The compiled coders; None where the definition has to serve."""
-        return load_library("runs", folder=_SOURCES)
+        return _load_runs()
 
     def coding(self, field: Buffer, block: int) -> Coding:
         """The coding of a field, of which the kernels fill blocks of so many elements."""

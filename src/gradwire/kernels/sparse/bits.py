@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..libraries import load_library
+from ..libraries import loader
+
+_load_bits = loader("bits")
 
 
 def num_bytes(num_units: int) -> int:
@@ -81,7 +83,7 @@ def check_found(found: int, count: int, num_units: int) -> None:
 
 
 def _library(*tensors: Tensor) -> ctypes.CDLL | None:
-    return load_library("bits") if all(one.device.type == "cpu" for one in tensors) else None
+    return _load_bits() if all(one.device.type == "cpu" for one in tensors) else None
 
 
 def pack(flags: Tensor, bits_B: Tensor) -> None:

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..libraries import load_library, serves_cpp
+from ..libraries import loader, serves_cpp
 from .entries import Entries, check_entries
+
+_load_merge = loader("merge")
 
 _NO_MEMORY, _FIRST_WRONG = -2, -3
 
@@ -54,7 +56,7 @@ def merge(
         given = f"{places_K.numel()} places, {values.numel()} values of {values.dtype}"
         accepted = f"{most} places and units of {width} {dtype}"
         raise invalid("room", given, accepted, "make it for the entries of all ranks")
-    library = load_library("merge") if serves_cpp(values, *(one.values for one in ranks)) else None
+    library = _load_merge() if serves_cpp(values, *(one.values for one in ranks)) else None
     if library is None:
         return _reference(ranks, num_places, scale, dtype)
     count = _run(library, ranks, num_places, scale, places_K, values)

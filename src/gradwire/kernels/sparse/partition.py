@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from ...errors import invalid
-from ..libraries import has_triton, load_library
+from ..libraries import has_triton, loader
 from .bits import NO_MEMORY
 from .entries import Entries, Parts, check_entries, out_of_range, part_length
 from .gpu import partition_launch as gpu
 from .permutation import Permutation
+
+_load_partition = loader("partition")
 
 
 def partition(
@@ -79,7 +81,7 @@ def _library(entries: Entries, values: Tensor) -> ctypes.CDLL | None:
     memory or not contiguous, or where there is no library."""
     tensors = (*entries[:2], values)
     on_cpu = all(one.device.type == "cpu" and one.is_contiguous() for one in tensors)
-    return load_library("partition") if on_cpu else None
+    return _load_partition() if on_cpu else None
 
 
 def _run(

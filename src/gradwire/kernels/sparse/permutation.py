@@ -26,7 +26,9 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..libraries import INT32_MAX, load_library
+from ..libraries import INT32_MAX, loader
+
+_load_partition = loader("partition")
 
 ROUNDS = 3
 _WORD = 2**64 - 1
@@ -104,7 +106,7 @@ class Permutation:
         if given_K.dtype != torch.int32:
             raise invalid("indices", given_K.dtype, "int32", "convert them with .int()")
         found = torch.empty_like(given_K) if out is None else out
-        library = load_library("partition") if given_K.device.type == "cpu" else None
+        library = _load_partition() if given_K.device.type == "cpu" else None
         if library is None or not given_K.is_contiguous() or not found.is_contiguous():
             bad = self._reference(given_K, found, inverse=inverse)
         else:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..libraries import load_library, serves_cpp
+from ..libraries import loader, serves_cpp
 from .entries import Entries, Part, check_entries, num_units
+
+_load_bits = loader("bits")
 
 
 def scatter_entries(entries: Entries, part: Part, out_N: Tensor, scale: float = 1.0) -> None:
@@ -22,7 +24,7 @@ def scatter_entries(entries: Entries, part: Part, out_N: Tensor, scale: float = 
     check_entries(entries)
     _check_out(part, out_N, entries.width)
     local_K, values, width = entries
-    library = load_library("bits") if serves_cpp(values, out_N) else None
+    library = _load_bits() if serves_cpp(values, out_N) else None
     if library is not None:
         bad = library.gw_scatter(
             local_K,

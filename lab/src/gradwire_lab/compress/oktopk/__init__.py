@@ -51,7 +51,6 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllReduce, Steps
 
 from .._lists import FORMATS, check_formats
-from .._reaching import compile_ahead
 from .regions import Regions, even_cuts, write_cuts
 from .sums import Turn, no_entries
 from .threshold import FEWEST, MOST, Taken, put_back, select_own
@@ -100,7 +99,6 @@ class oktopk(Exchange):
 
     def init(self, spec: TensorSpec, world: int) -> OktopkState:
         check_addressable("oktopk", spec)
-        compile_ahead(spec)
         return OktopkState(
             torch.zeros(1, dtype=torch.int64, device="cpu"),
             torch.zeros(2, dtype=torch.float64, device="cpu"),

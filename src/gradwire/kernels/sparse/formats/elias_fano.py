@@ -22,10 +22,12 @@ from torch import Tensor
 
 from ....contract.payload import Field, Format, Payload
 from ....errors import InvalidSetting, invalid
-from ...libraries import load_library
+from ...libraries import loader
 from .. import bits
 from ..entries import Entries, check_entries
 from ..format import SparseFormat
+
+_load_elias = loader("elias")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ def high_bits(count: int, num_units: int) -> int:
 def _encode(places_K: Tensor, num_units: int, payload: Payload) -> int:
     """Fills both fields of bits; returns the position of the first wrong place, or -1."""
     count, low, high = places_K.numel(), payload["low"], payload["high"]
-    library = load_library("elias") if places_K.device.type == "cpu" else None
+    library = _load_elias() if places_K.device.type == "cpu" else None
     if library is None:
         bad = _first_wrong(places_K, num_units)
         if bad < 0 and count:
@@ -116,7 +118,7 @@ def _decode(payload: Payload, num_units: int, places_K: Tensor) -> int:
     """
     count, low, high = places_K.numel(), payload["low"], payload["high"]
     num_low, num_high = low_bits(count, num_units), high_bits(count, num_units)
-    library = load_library("elias") if places_K.device.type == "cpu" else None
+    library = _load_elias() if places_K.device.type == "cpu" else None
     if library is None:
         set_K = bits.read(high, num_high, count)
         places_K.copy_(_reference_decode(set_K, num_low, low))
