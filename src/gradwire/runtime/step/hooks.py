@@ -148,8 +148,7 @@ class ModuleHooks:
         if self.on_begin is not None:
             self.on_begin()
         self._progress.begin_step()
-        if self.overlap is None:  # which steps parameters in the next pass
-            self._versions = {name: param._version for name, param in self.params.items()}
+        self._versions = {name: param._version for name, param in self.params.items()}
 
     @torch.no_grad()
     def backward_without_batch(self) -> None:
@@ -241,7 +240,8 @@ class ModuleHooks:
     def _finish(self) -> None:
         synchroniser = self._synchroniser
         self._complete()
-        self._refuse_stepped()
+        if self.overlap is None:  # which steps parameters while gradients come in
+            self._refuse_stepped()
         synchroniser.close()
         self._progress.mark_backward(wall_clock())
         if self.overlap is None:
