@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -41,6 +42,8 @@ class Fused(Case):
         return gw.TensorSpec("message", self.numel, self.dtype, self.shapes)
 
 
+Chooser = Callable[[tuple[int, ...], float, float], Choice]
+
 # ---- the choice --------------------------------------------------------------------------------
 
 
@@ -49,9 +52,7 @@ MODELS = st.lists(
 ).map(tuple)
 
 
-@bounded(100)
-@given(sizes=MODELS, density=st.floats(0.0001, 1.0))
-def test_choice(sizes: tuple[int, ...], density: float) -> None:
+def law_of_choice(choose: Chooser, sizes: tuple[int, ...], density: float) -> None:
     """The smallest tensors are dense, and the others make up for the elements of these."""
     found = choose(sizes, density, 0.001)
     assert sorted(found.dense + found.sparse) == [i for i, size in enumerate(sizes) if size]
@@ -64,6 +65,38 @@ def test_choice(sizes: tuple[int, ...], density: float) -> None:
     sent = sum(sizes[place] for place in found.dense)
     sent += sum(found.density * sizes[place] for place in found.sparse)
     assert sent == pytest.approx(density * sum(sizes), abs=1e-6 * max(1, sum(sizes)))
+
+
+@bounded(100)
+@given(sizes=MODELS, density=st.floats(0.0001, 1.0))
+def test_choice(sizes: tuple[int, ...], density: float) -> None:
+    law_of_choice(choose, sizes, density)
+
+
+def forgets_the_last(sizes: tuple[int, ...], density: float, floor: float) -> Choice:
+    found = choose(sizes, density, floor)
+    return found._replace(sparse=found.sparse[:-1])
+
+
+def leaves_the_first_dense(sizes: tuple[int, ...], density: float, floor: float) -> Choice:
+    return Choice((0,), tuple(range(1, len(sizes))), density)
+
+
+def leaves_all_dense(sizes: tuple[int, ...], density: float, floor: float) -> Choice:
+    return Choice(tuple(range(len(sizes))), (), density)
+
+
+def does_not_compensate(sizes: tuple[int, ...], density: float, floor: float) -> Choice:
+    return choose(sizes, density, floor)._replace(density=density)
+
+
+WRONG = (forgets_the_last, leaves_the_first_dense, leaves_all_dense, does_not_compensate)
+
+
+@each("wrong", WRONG)
+def test_the_law_of_choice_bites(wrong: Chooser) -> None:
+    with pytest.raises(AssertionError):
+        law_of_choice(wrong, (1000, 10, 20), 0.05)
 
 
 def test_a_plan_may_choose_itself() -> None:
