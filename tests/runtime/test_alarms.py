@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ from hypothesis import strategies as st
 
 import gradwire as gw
 from gradwire.contract.verbs import Among
-from gradwire.errors import RankFailed
+from gradwire.errors import ExitCode, RankFailed
 from gradwire.runtime.failure import pulse
 from gradwire.runtime.failure.membership import Membership
 from gradwire.runtime.failure.pulse import MOST_CHARACTERS, Alarm, said
@@ -258,3 +262,42 @@ def test_ranks_that_wait_for_others_of_each_other_take_one_decision(
         thread.join(30)
     share(*given[2])
     assert found == {rank: {0: 0, 1: 1, 2: 2} for rank in range(3)}
+
+
+SCRIPT = """
+import sys
+import torch.distributed as dist
+import gradwire as gw
+from tests.runtime.training import Net, momentum, train
+
+rank, address = int(sys.argv[1]), f"tcp://127.0.0.1:{sys.argv[2]}"
+dist.init_process_group("gloo", rank=rank, world_size=2, init_method=address)
+model = Net()
+handle = gw.attach(model, "onebit")
+train(model, momentum(model.parameters()), rank, range(1))
+if rank == 1:
+    raise ZeroDivisionError("the user's own mistake")
+train(model, momentum(model.parameters()), rank, range(1, 3))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+@pytest.mark.timeout(240)
+def test_a_job_ends_when_one_rank_raises() -> None:
+    """Whole interpreters: they close their exchanges as they end, which forked ranks do not."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    given: Any = {"stderr": subprocess.PIPE, "text": True, "cwd": Path(__file__).parents[2]}
+    command = [sys.executable, "-c", SCRIPT]
+    jobs = [subprocess.Popen([*command, str(rank), port], **given) for rank in range(2)]
+    try:
+        texts = [job.communicate(timeout=100)[1] for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
+    assert [job.returncode for job in jobs] == [ExitCode.RANK_LOST, 1], texts
+    assert "ZeroDivisionError: the user's own mistake" in texts[1]
+    assert "RankFailed: step 1 cannot be finished: rank 1 of 2 stopped answering" in texts[0]

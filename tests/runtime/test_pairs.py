@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
@@ -255,6 +255,7 @@ NO_MOMENTUM = "row-sparse gradients get no momentum from the exchange (weight, .
 NOT_TAKEN = "row-sparse gradients (weight, ...) cannot take "
 WARNED: list[tuple[Any, dict[str, Any] | None, list[str]]] = [
     (MOMENTUM, {"momentum": 0.9}, [TWICE]),
+    (MOMENTUM, {"betas": (0.9, 0.999)}, [TWICE]),
     (MOMENTUM, {"momentum": 0.0}, []),
     (gw.compress.dgc(), {"momentum": 0.9}, []),
     (MOMENTUM, None, [NO_MOMENTUM]),
@@ -273,7 +274,8 @@ def test_what_hardly_anybody_means_is_warned_of(
 ) -> None:
     caplog.clear()
     net = nn.Embedding(10, 4, sparse=True) if settings is None else nn.Linear(4, 4)
-    optimizer = SGD(net.parameters(), lr=0.1, **settings) if settings else None
+    kind: Any = AdamW if settings and "betas" in settings else SGD
+    optimizer = kind(net.parameters(), lr=0.1, **settings) if settings else None
     with caplog.at_level(logging.WARNING, logger="gradwire"):
         gw.attach(net, exchange, optimizer=optimizer).detach()
     texts = [record.message for record in caplog.records]

@@ -122,12 +122,17 @@ def load(rank: int, world: int, parts: int, saved_by: int, folder: str) -> dict[
 
 @pytest.mark.slow
 def test_other_ranks_and_shards_lose_nothing(four: Ranks, two: Ranks, tmp_path: Path) -> None:
-    """Four ranks in two parts save; then four in four parts go on, then two in two."""
-    saved = four.run(save, 2, str(tmp_path))[0]
-    assert saved["0.weight"] != 0
-    for ranks, parts in ((four, 4), (two, 2)):
-        found = ranks.run(load, parts, 2, str(tmp_path))[0]
-        assert found == pytest.approx(saved, rel=1e-5, abs=1e-7)
+    """Four ranks in two parts save, then four in four parts go on, and two in two.
+
+    Four replicas save, then two replicas of two parts go on: each is given the rows of two.
+    """
+    for old, goes_on in ((2, ((four, 4), (two, 2))), (1, ((four, 2),))):
+        folder = str(tmp_path / f"{old} parts")
+        saved = four.run(save, old, folder)[0]
+        assert saved["0.weight"] != 0
+        for ranks, parts in goes_on:
+            found = ranks.run(load, parts, 4 // old, folder)[0]
+            assert found == pytest.approx(saved, rel=1e-5, abs=1e-7)
 
 
 def wrong(rank: int, world: int, folder: str) -> list[str]:
