@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
+from gradwire.collective.steps.ordered_sums import num_entries
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Member
@@ -71,6 +72,17 @@ def test_every_tensor_is_encoded_as_alone(codec: Compressor) -> None:
         alone, _ = codec.encode(state, tensor_N, residual_N=alone_N)
         assert same_bits(part.buffer, alone.buffer)
         assert same_bits(after_N, alone_N)
+
+
+def test_entries_of_all_tensors_are_what_is_decoded() -> None:
+    """Each tensor's values outlive the next tensor's, which are decoded into the same buffer."""
+    codec, grad_N = Tensorwise(adacomp(block=64), _sizes(300)), _draw(300)
+    payload, _ = codec.encode(codec.init(TensorSpec("gradient", 300)), grad_N)
+    indices_K, values_K = codec.entries(payload)
+    scattered_N = torch.zeros(300)
+    scattered_N[indices_K.long()] = values_K
+    assert torch.equal(scattered_N, codec.decode(payload, torch.empty(300)))
+    assert num_entries(payload.format) == indices_K.numel()
 
 
 def test_what_is_taken_of_all_tensors_is_noted() -> None:

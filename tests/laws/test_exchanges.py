@@ -40,19 +40,26 @@ def laws_of(place: int, *, are_first: bool) -> list[Law]:
     """The first half of the laws of an exchange, or the second.
 
     An algorithm that is an exchange itself has all laws in the first, one of ``FULL`` two thirds.
-    Of the others each half has a sixth of the laws, and the next exchange has other laws.
+    Of the others each half has a sixth of the laws, and the next pair of a collective has others.
+    The first, whose codec loses nothing, is asked for the dense mean.
     """
     if not isinstance(EXCHANGES[place], Pair):
         return [law for law in LAWS if law in collectives.OF_ANY + exchanges.LAWS] * are_first
     if place in FULL:
         return [law for turn, law in enumerate(LAWS, place) if (turn % 3 > 0) is are_first]
-    return LAWS[place % 3 + 3 * are_first :: 6]
+    return LAWS[(turn_of(place) + (4 if are_first else 1)) % 6 :: 6]
+
+
+def turn_of(place: int) -> int:
+    """How many pairs of the same collective, with the same settings, come before this one."""
+    way = getattr(EXCHANGES[place], "collective", None)
+    return [getattr(made, "collective", None) for made in EXCHANGES[:place]].count(way)
 
 
 def hold(place: int, laws: list[Law]) -> None:
     """Each law on another case, and the next exchange on others."""
     for law in laws:
-        law(EXCHANGES[place], rotated(place + LAWS.index(law)))
+        law(EXCHANGES[place], rotated(place + turn_of(place) + LAWS.index(law)))
 
 
 @by_file(EXCHANGES)
