@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -19,6 +20,7 @@ from torch import nn
 
 import gradwire as gw
 from gradwire.errors import GradwireError
+from gradwire.runtime.ddp import comm_hook
 from gradwire.runtime.step.task_graph import Task
 from tests.each import each
 from tests.runtime.given import keywords
@@ -46,7 +48,28 @@ def during_backward(net: Net, work: Callable[[], object]) -> None:
     hook = net.middle.register_forward_hook(within)
 
 
+def late(completion: Any) -> Any:
+    """Completes a bucket's future some time after its messages are done."""
+
+    def made(bucket: Any) -> Any:
+        complete = completion(bucket)
+
+        def completed(failure: BaseException | None) -> None:
+            time.sleep(0.1)
+            complete(failure)
+
+        return completed
+
+    return made
+
+
 def in_another_thread(rank: int, world: int, kind: str) -> tuple[str, bool, int]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comm_hook._Bucket, "completion", late(comm_hook._Bucket.completion))
+        return detached_meanwhile(rank, kind)
+
+
+def detached_meanwhile(rank: int, kind: str) -> tuple[str, bool, int]:
     net, model, handle = put(kind)
     expected = Net()
     thread = threading.Thread(target=handle.detach)

@@ -27,7 +27,7 @@ from ..step.hooked import Hooked, untraced
 from ..step.messages import as_reals, grad_as_reals
 from ..step.progress import Progress
 from ..step.synchroniser import Synchroniser
-from ..step.task_graph import wall_clock
+from ..step.task_graph import Task, wall_clock
 
 _serving: WeakKeyDictionary[DistributedDataParallel, Callable[[], DDPHooks | None]]
 _serving = WeakKeyDictionary()
@@ -92,9 +92,8 @@ def _make_hook(ddp: Callable[[], DistributedDataParallel | None], group: Any) ->
     def gradwire_hook(state, bucket):  # type: ignore[no-untyped-def]
         served = ddp()
         hooks = None if served is None else _serving.get(served, lambda: None)()
-        if hooks is None or hooks.has_left:
-            return _as_without_hook(group, bucket)
-        return hooks.serve(bucket)
+        future = None if hooks is None or hooks.has_left else hooks.serve(bucket)
+        return _as_without_hook(group, bucket) if future is None else future
 
     # DDP checks annotations by identity and knows only real classes, not their names.
     gradwire_hook.__annotations__ = {}
@@ -145,6 +144,8 @@ class DDPHooks:
         self._over = threading.Event()
         self._has_ended = False
         self._waiting: list[_Bucket] = []
+        self._completions: list[Task] = []
+        """The tasks in which futures of the step are completed."""
 
     def remove(self) -> None:
         """Leaves the model to DDP's plain all-reduce."""
@@ -159,10 +160,14 @@ class DDPHooks:
         is_over = not self._synchroniser.open and progress.backward() is None
         return self._is_removed or (progress.is_leaving and is_over)
 
-    def serve(self, bucket: Any) -> torch.futures.Future[Tensor]:
+    def serve(self, bucket: Any) -> torch.futures.Future[Tensor] | None:
+        """The future of a bucket's mean; None if ``detach`` has left the model to DDP meanwhile."""
         synchroniser = self._synchroniser
         if not synchroniser.open:
-            self._begin()
+            with self._progress.opening:
+                if self.has_left:
+                    return None
+                self._begin()
         params: list[Tensor] = bucket.parameters()
         names = [self._names[id(param)] for param in params]
         buffer = bucket.buffer()
@@ -178,8 +183,10 @@ class DDPHooks:
                 synchroniser.ready(name, grad)
         is_last = synchroniser.complete
         if is_last:
-            self._close(entry)
+            self._waiting.remove(entry)
         self._tie()
+        if is_last:
+            self._close(entry)
         if is_last and _is_in_backward():
             # The first bucket may have come in the backward pass of a reentrant checkpoint's own.
             self._progress.queue_end(self._end_backward)
@@ -199,7 +206,7 @@ class DDPHooks:
         self._progress.begin_step()
         self._over = threading.Event()
         self._has_ended = False
-        self._waiting = []
+        self._waiting, self._completions = [], []
         if _is_in_backward():
             # Runs before DDP's own end of backward, which can say of a failed future only that it
             # holds no tensor.
@@ -221,20 +228,20 @@ class DDPHooks:
         self._waiting = [b for b in self._waiting if b not in tied]
         for bucket in tied:
             ends = [end for i in bucket.messages if (end := synchroniser.end(i)) is not None]
-            synchroniser.engine.when_done(ends, bucket.completion())
+            self._completions.append(synchroniser.engine.when_done(ends, bucket.completion()))
 
     def _close(self, last: _Bucket) -> None:
-        """Closes the step, as all gradients are handed in; it ends when the last message does.
+        """Closes the step, as all gradients are handed in; it ends behind the last message.
 
-        The last bucket's future completes only then, because DDP returns, and may open the next
-        step, as soon as all futures are complete.
+        The other futures are complete by then, as ``detach`` in another thread closes the exchange
+        once the step has ended. The last bucket's future completes only then, because DDP returns,
+        and may open the next step, as soon as all futures are complete.
         """
         synchroniser, progress, over = self._synchroniser, self._progress, self._over
         backward_end_s = wall_clock()
         progress.mark_backward(backward_end_s)
         complete = last.completion()
         synchroniser.open = False
-        self._waiting.remove(last)
         self._used.clear()
 
         def end(failure: BaseException | None) -> None:
@@ -248,7 +255,7 @@ class DDPHooks:
                 complete(failure)
                 over.set()
 
-        synchroniser.engine.when_done(synchroniser.all_ends(), end)
+        synchroniser.engine.when_done([*synchroniser.all_ends(), *self._completions], end)
 
 
 class DDPInTurn:

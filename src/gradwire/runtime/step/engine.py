@@ -262,15 +262,19 @@ class Engine:
         if ended[0] is not None:
             raise ended[0]
 
-    def when_done(self, ends: list[Task], callback: Callable[[BaseException | None], None]) -> None:
-        """Calls back once, with None when all ``ends`` are done or with the failure."""
+    def when_done(self, ends: list[Task], callback: Callable[[BaseException | None], None]) -> Task:
+        """Calls back once, with None when all ``ends`` are done or with the failure.
+
+        The task that is returned is done when the callback has returned.
+        """
         once = Once(callback)
         with self._lock:
             self._waiters = [waiter for waiter in self._waiters if not waiter.called]
             self._waiters.append(once)
-        self._manager.add(Task("when done", lambda: once(None)), ends)
+        task = self._manager.add(Task("when done", lambda: once(None)), ends)
         if (failure := self._failure or self._closed) is not None:
             once(failure)
+        return task
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
         """Raises ``error`` from now on; called in a process that was forked, see `forks`."""
