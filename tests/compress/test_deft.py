@@ -1,9 +1,11 @@
-"""deft as a whole: the paper's algorithm written out, and its settings.
+"""deft as a whole: the paper's algorithm written out, its density among many ranks, its settings.
 
 The parts have ``test_deft_parts.py``; what it has in common with others is in ``test_support.py``.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 import torch
@@ -72,3 +74,34 @@ def test_layers_may_be_given() -> None:
     for wrong in ((-1, 41), (1.5,), (True,), "40", 40):
         with pytest.raises(gw.InvalidSetting, match="deft layers must be numbers of elements"):
             deft(layers=wrong)  # type: ignore[arg-type]
+
+
+def correlated(spec: gw.TensorSpec, world: int, seed: int) -> list[Tensor]:
+    """Gradients of one model on other data: half shared, of another size in each layer."""
+    layers = torch.rand(len(spec.shapes), generator=torch.Generator().manual_seed(0))
+    scales_N = (100**layers).repeat_interleave(torch.tensor([a * b for a, b in spec.shapes]))
+    generator = torch.Generator().manual_seed(seed)
+    shared_N, *own = (torch.randn(spec.numel, generator=generator) for _ in range(world + 1))
+    return [scales_N * (shared_N + own_N) for own_N in own]
+
+
+@each("density, within, growth", [(0.02, 0.04, 3), (0.1, 0.06, 2)], ids=str)
+def test_the_density_stays_whatever_the_number_of_ranks_and_top_ks_grows(
+    density: float, within: float, growth: float
+) -> None:
+    """Figure 4, in small: near what was asked for among 2 to 16 ranks, in every step."""
+    spec = spec_of(((40, 50), (100, 30), (20, 20), (70, 60), (25, 8)) * 3)
+    grown = []
+    for world in (2, 4, 8, 16):
+        mine, other = (
+            Run(exchange_for(kind(density=density)), spec, world) for kind in (deft, topk)
+        )
+        for step in range(3):
+            grads = correlated(spec, world, step)
+            assert int(mine.step(grads).count_nonzero()) == pytest.approx(
+                density * spec.numel, rel=within
+            )
+            built_up = int(other.step(grads).count_nonzero())
+        grown.append(built_up / (density * spec.numel))
+    assert all(a < b for a, b in pairwise(grown))
+    assert grown[-1] > growth

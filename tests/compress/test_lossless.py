@@ -117,3 +117,23 @@ def test_sizes_tell_layouts() -> None:
     for wrong in (-1, least - 1, least + 5001):
         with pytest.raises(gw.InvalidSetting, match="size of a payload"):
             codec.received(spec, wrong)
+
+
+def test_no_damage_ends_the_process() -> None:
+    """Random bytes in every field: refused, or decoded to something else."""
+    draw = torch.Generator().manual_seed(9)
+    grad_N = torch.randn(9001, generator=draw)
+    payload = sent(lossless(), grad_N)
+    place = payload.format.place("codes")[0]
+    refused = 0
+    for turn in range(300):
+        buffer = payload.buffer.clone()  # type: ignore[union-attr]
+        first = place if turn % 2 else 0
+        count = int(torch.randint(1, 40, (), generator=draw))
+        spots = torch.randint(first, len(buffer) if turn % 2 else 12, (count,), generator=draw)
+        buffer[spots] = torch.randint(0, 256, (count,), generator=draw, dtype=torch.uint8)
+        try:
+            lossless().decode(gw.Payload(payload.format, buffer), torch.empty(9001))
+        except gw.RanksDiffer:
+            refused += 1
+    assert refused > 150
