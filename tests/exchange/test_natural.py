@@ -90,9 +90,11 @@ def test_what_the_last_step_showed_changes_the_way() -> None:
 class Selfish(Natural):
     """Decides from its own count: what every other rank does not know."""
 
-    def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:
+    def _choose(
+        self, counts: list[int], growth: float, grad_N: Tensor, cluster: gw.Cluster | None
+    ) -> str:
         own = count_units(grad_N, None, self.width)
-        return super()._choose([own] * len(counts), growth, grad_N)
+        return super()._choose([own] * len(counts), growth, grad_N, cluster)
 
 
 def test_a_choice_of_one_rank_alone_is_caught() -> None:

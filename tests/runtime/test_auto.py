@@ -108,6 +108,7 @@ def lived(
             found.append(handle.plan and handle.plan.to_json() if num_rivals else bool(handle.plan))
         handle.synchronize()
         pilot = handle.stats()["pilot"]
+        assert all(one.member.cluster is not None for one in handle._progress.messages)
         steps = handle.step
         handle.detach()
     return digest(net), steps, found, pilot

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, LoopMistake, RanksDiffer
+from gradwire.planning.data.cluster import Host
 from gradwire.runtime.setup import versions
 from gradwire.runtime.setup.settings import resolve
 from tests.each import each
@@ -83,6 +84,7 @@ class OnlyTheForm:
 
 
 WHAT = "a compressor, an exchange"
+HOSTS = gw.Cluster(num_ranks=4, rate_bytes_per_s=1e9, host=Host(num_ranks=2, rate_bytes_per_s=1e9))
 MISTAKES: list[tuple[Callable[[], Any], Any, dict[str, Any], tuple[str, ...]]] = [
     (linear, "topq", {}, ("'topq'", "onebit", "mean 'topk'")),
     (linear, Path("topq"), {}, ("topq cannot be read", "No such file")),
@@ -100,6 +102,8 @@ MISTAKES: list[tuple[Callable[[], Any], Any, dict[str, Any], tuple[str, ...]]] =
     (linear, DENSE, {"num_channels": 2.5}, ("num_channels must be ", "got 2.5; ")),
     (linear, DENSE, {"timeout": 30}, ("timeout must be ", "got 30; ")),
     (linear, DENSE, {"trace_steps": -1}, ("trace_steps must be ", "got -1; ")),
+    (linear, DENSE, {"cluster": "cluster.json"}, ("cluster must be ", "gw.Cluster.load")),
+    (linear, DENSE, {"cluster": HOSTS}, ("ranks a host of cluster must be 1,", "got 2; ")),
     (linear, DENSE, {"compress_if": None}, ("compress_if must be ", "got None; ")),
 ]
 """A model, an exchange, settings, and parts of the error."""
@@ -263,6 +267,12 @@ DIFFERENCES: dict[str, tuple[Callable[[int], Any], str]] = {
     "num_channels": (
         lambda rank: attach_with(linear(), num_channels=2 + rank),
         "num_channels is 2 against 3",
+    ),
+    "cluster": (
+        lambda rank: attach_with(
+            linear(), cluster=gw.Cluster(num_ranks=2, rate_bytes_per_s=1e6 * (1 + rank))
+        ),
+        "setting cluster is",
     ),
     "settings of the compressor": (
         lambda rank: attach_with(linear(), gw.compress.topk(density=[0.1, 0.2][rank])),

@@ -13,7 +13,9 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange import sparse_schemes
 from gradwire.exchange.natural import INNER
+from gradwire.planning.data.cluster import Host
 from gradwire.runtime.setup.settings import tables
+from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, TOPK, ddp, digest, gradients
 
@@ -151,6 +153,47 @@ def test_four_ranks_that_overlap_learn_to_take_zen(four: Ranks) -> None:
     _, ways, push = outcomes[0]
     assert ways[-2:] == ["zen", "zen"]
     assert 1.0 <= push < 1.2
+
+
+def on_known_links(rank: int, world: int) -> list[tuple[str, list[str], list[tuple[int, float]]]]:
+    """By default, on a slow link, and on hosts of two ranks with it: bits, ways and links known."""
+    slow = gw.Cluster(num_ranks=8, rate_bytes_per_s=3e6)
+    hosts = gw.Cluster(
+        num_ranks=4, rate_bytes_per_s=3e6, host=Host(num_ranks=2, rate_bytes_per_s=1e9)
+    )
+    ends = []
+    for given in (
+        {},
+        {"options": gw.Options(cluster=slow)},
+        {"options": gw.Options(cluster=hosts), "mesh": mesh()},
+    ):
+        torch.manual_seed(0)
+        net = nn.ModuleDict(
+            {"dense": nn.Embedding(9000, 16), "sparse": nn.Embedding(9000, 8, sparse=True)}
+        )
+        handle = gw.attach(net, DENSE, **given)
+        words = 2000 * rank + torch.arange(3000)
+        (net["dense"](words).sum() + net["sparse"](words).sum()).backward()
+        members = [one.member for one in handle._progress.messages]
+        members += [one._across for one in members if one._across is not None]
+        links = [one.cluster for one in members if one.cluster is not None]
+        told = [(one.num_ranks, one.rate_bytes_per_s) for one in links]
+        grads = digest(p.grad.to_dense() for p in net.parameters() if p.grad is not None)
+        ends.append((grads, [*handle.stats()["ways"].values()], told))
+        handle.detach()
+    return ends
+
+
+def test_ways_are_those_of_the_links_that_are_known(four: Ranks) -> None:
+    outcomes = four.run(on_known_links)
+    assert len(set(map(str, outcomes))) == 1
+    (one, default, nothing), (same, slow, flat), (_, hosts, shared) = outcomes[0]
+    assert one == same
+    assert not nothing
+    assert flat == [(4, 3e6)] * 2, "scaled to the ranks that there are"
+    assert default[0] != slow[0] == "zen", "a table"
+    assert (default[1], slow[1], hosts[1]) == ("allgather_sparse", "zen", "zen"), "rows"
+    assert sorted(shared) == [(2, 1.5e6), (4, 2.25e6), (4, 2.25e6)], "a host's link is shared"
 
 
 def beside_topk(rank: int, world: int) -> tuple[str, str, float, float]:

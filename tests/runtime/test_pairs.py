@@ -107,6 +107,7 @@ OPTIONS: dict[str, Any] = {
     "compress_if": everything,
     "guard_every": 1,
     "trace_steps": 1,
+    "cluster": gw.Cluster(num_ranks=2, rate_bytes_per_s=1e9),
     "backend": "gloo",
     "on_failure": "shrink",
     "check_every": 1,

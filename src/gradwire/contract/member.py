@@ -86,6 +86,7 @@ class Member:
         "_buffers",
         "_variant",
         "ahead",
+        "cluster",
         "imbalance",
         "rank",
         "selection",
@@ -107,6 +108,9 @@ class Member:
         """The last step's imbalance; None where gradients are not cut into parts."""
         self.way: str | None = None
         """The last step's way (see ``exchange/natural``); None where ranks choose none."""
+        self.cluster: Any = None
+        """The ranks and links (a Cluster), the same on every rank; None where they are not known.
+        """
         self.shards: Shards | None = None
         """The parts of the layers, if other ranks hold some that an exchange may ask; else None."""
         self.ahead: dict[int, Any] = {}

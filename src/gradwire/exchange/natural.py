@@ -2,8 +2,9 @@
 
 A gradient of an embedding has values only in the rows that a batch has looked up. Ranks tell each
 other how many rows they have, and all choose alike: the inner exchange, or rows without loss by the
-scheme that is fastest for such counts. Gradients that come as rows (``nn.Embedding(sparse=True)``)
-are never made dense: ``RowExchange`` has no inner exchange, and chooses among the schemes for rows.
+scheme that is fastest for such counts on the links of ``Member.cluster``. Gradients that come as
+rows (``nn.Embedding(sparse=True)``) are never made dense: ``RowExchange`` has no inner exchange,
+and chooses among the schemes for rows.
 
 Source: ZEN (OSDI 2025), sections 2.1 and 4: "we only apply sparse tensor synchronization schemes to
     gradients from the embedding layers".
@@ -36,6 +37,7 @@ from ..contract.spec import TensorSpec
 from ..contract.verbs import Steps
 from ..errors import invalid
 from ..kernels.sparse.entries import check_width, num_units
+from ..planning.data.cluster import Cluster
 from .by_name import exchange_for, is_pair
 from .error_feedback import ErrorFeedback, Wrapper
 from .pair import PairState, pair
@@ -84,7 +86,7 @@ class RowExchange(Exchange):
             most = max(counts)
             if self.collective is not None:
                 return self.collective
-            at = counted(counts, shape.numel(), width, grad_N.dtype, state)
+            at = counted(counts, shape.numel(), width, grad_N.dtype, state, me.cluster)
             best = fastest_scheme(at, schemes(of_rows=True, by_counts=True))
             chosen: Collective = load("collective", best.scheme)()
             return chosen
@@ -164,7 +166,7 @@ class Natural(Wrapper):
         if me.world > 1:
             counts, payload = yield from self._tell(me, grad_N, residual_N)
             growth = 0.0 if state.growth_1.is_meta else float(state.growth_1)
-            me.way = self._choose(counts, growth, grad_N)
+            me.way = self._choose(counts, growth, grad_N, me.cluster)
         if me.way in (None, INNER):
             inner = yield from me.through(self.inner, state.inner, grad_N, out_N, residual_N)
             return NaturalState(state.growth_1, inner)
@@ -205,7 +207,9 @@ class Natural(Wrapper):
         payload, _ = codec.encode(None, grad_N, buffer=room[: form.size_bytes])
         return payload["indices"].numel(), payload
 
-    def _choose(self, counts: list[int], growth: float, grad_N: Tensor) -> str:
+    def _choose(
+        self, counts: list[int], growth: float, grad_N: Tensor, cluster: Cluster | None
+    ) -> str:
         """The way of a step, from counts that all ranks know: a scheme's name, or ``INNER``."""
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         if not spec.numel or max(counts) > MOST * num_units(spec.numel, self.width):
@@ -213,7 +217,7 @@ class Natural(Wrapper):
         sent = self.inner.bytes_of_rank(spec, len(counts))
         if sent is None:
             return INNER
-        at = counted(counts, spec.numel, self.width, spec.dtype, growth)
+        at = counted(counts, spec.numel, self.width, spec.dtype, growth, cluster)
         best = fastest_scheme(at, schemes(by_counts=True)).predictions[0]
         return best.scheme if best.seconds < other_way_s(at, sent) else INNER
 

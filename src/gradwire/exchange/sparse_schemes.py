@@ -32,6 +32,7 @@ from ..collective.zen import zen
 from ..compress.nonzero import nonzero
 from ..contract.registry import load
 from ..contract.spec import TensorSpec
+from ..contract.travel import travel
 from ..contract.units import format_seconds
 from ..kernels.sparse.entries import num_units
 from ..kernels.sparse.formats.coo import coo
@@ -235,20 +236,26 @@ def fastest_scheme(at: SchemeInputs, among: Mapping[str, Scheme] | None = None) 
 
 
 def counted(
-    counts: Sequence[int], numel: int, width: int, dtype: torch.dtype, growth: float
+    counts: Sequence[int],
+    numel: int,
+    width: int,
+    dtype: torch.dtype,
+    growth: float,
+    cluster: Cluster | None = None,
 ) -> SchemeInputs:
     """The setting of ranks with so many non-zero units each; the largest count decides.
 
-    No profile and no measured cluster is needed: a scheme's rank among the others hangs mostly on
-    bytes, and these follow from the counts. ``growth`` is how many times that many units the mean
-    of an earlier step had; 0 where none is known, and then ranks are taken to share nothing.
+    No profile is needed: bytes follow from the counts. Without a ``cluster`` links carry 1 Gbit/s.
+    ``growth`` is how many times that many units the mean of an earlier step had; 0 where none is
+    known, and then ranks are taken to share nothing.
     """
     total, world = num_units(numel, width), len(counts)
     own = max(counts) / total
     ratio = min(max(growth, 1.0), float(world), 1 / own) if growth and own else 0.0
     grown = (Densification(ranks=world, ratio=ratio),) if ratio and world > 1 else ()
     units = UnitSparsity(width=width, num_units=total, density=own, densification=grown)
-    return SchemeInputs(numel=numel, units=units, blocks=units, cluster=_links(world), dtype=dtype)
+    cluster = _links(world) if cluster is None else cluster
+    return SchemeInputs(numel=numel, units=units, blocks=units, cluster=cluster, dtype=dtype)
 
 
 RATE_BYTES_PER_S = 1.25e8
@@ -262,8 +269,8 @@ def _links(world: int) -> Cluster:
 
 def other_way_s(at: SchemeInputs, size_bytes: int) -> float:
     """Seconds of an exchange that is no scheme of these, by the bytes that a rank sends in it."""
-    latency_s, _ = at.parts_s(("all_reduce", 1))
-    return latency_s + size_bytes / at.cluster.rate_bytes_per_s
+    copies = travel("all_reduce", at.world).copies
+    return sum(at.parts_s(("all_reduce", max(1, size_bytes) / copies)))
 
 
 # ---- the choice in words -----------------------------------------------------------------------

@@ -367,9 +367,18 @@ class Attachment:
 
     def messages(self, who: Membership) -> list[Message]:
         """All messages in issue order."""
-        if isinstance(self.settings.exchange, Exchange):
-            return self._fused(self.settings.exchange, who)
-        return self._planned(self.settings.plan, who, sparse_weights(self.model))
+        exchange, cluster = self.settings.exchange, self.settings.options.cluster
+        if isinstance(exchange, Exchange):
+            made = self._fused(exchange, who)
+        else:
+            made = self._planned(self.settings.plan, who, sparse_weights(self.model))
+        if cluster is not None:
+            known = cluster
+            if cluster.num_ranks != who.world:
+                known = cluster.scaled(num_ranks=who.world)
+            for message in made:
+                message.know(known)
+        return made
 
     def _fused(self, exchange: Exchange, who: Membership) -> list[Message]:
         # DDP hands in zeros for parameters that this rank has not used; else ranks tell which.

@@ -28,6 +28,7 @@ from ..contract.verbs import AllReduce, Among, Steps
 from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import with_error_feedback
 from ..exchange.two_level import on_hosts
+from ..planning.data.cluster import Cluster
 from ..planning.data.plan import Plan
 from .ddp.comm_hook import DDPHooks, DDPInTurn
 from .failure.guard import Guard
@@ -96,6 +97,7 @@ class Controls:
         self._num_overlapped, self._fallbacks = 0, Counter[str]()  # of overlaps that have ended
         self._dense_and_owed = on_hosts(_DELIVERING, self.engine.ranks_per_host)
         self._is_delivering = False
+        self._cluster: Cluster | None = None
         self._flight: Flight | None = None
         self.in_turn = hooks if isinstance(hooks, DDPInTurn) else None
         """The hooks themselves, where DDP's own reducer averages what is dense."""
@@ -156,6 +158,9 @@ class Controls:
         Those at the places ``delivering`` deliver residuals first; by default all that have to.
         """
         made = self._make_messages(self.plan)
+        if self._cluster is not None:
+            for message in made:
+                message.know(self._cluster)
         for place in checkpoint.homeless(saved, made) if delivering is None else delivering:
             made[place] = self._delivering(made[place])
         checkpoint.move(saved, made)
@@ -170,6 +175,12 @@ class Controls:
         engine.use(min(most, max(1, len(messages))))
         if self.in_turn is not None:
             self.in_turn.use_messages(plan is not None or self._is_delivering)
+
+    def know(self, cluster: Cluster) -> None:
+        """Has exchanges that choose anew in each step choose for these ranks and links."""
+        self._cluster = cluster
+        for message in self._progress.messages:
+            message.know(cluster)
 
     def guard(self, every: int) -> None:
         """Has means compared with dense ones every so many steps, unless the user has asked so."""

@@ -41,6 +41,7 @@ from gradwire.exchange.error_feedback import ErrorFeedback, Wrapper
 from gradwire.exchange.pair import Pair
 from gradwire.exchange.sparse_schemes import counted, fastest_scheme, schemes
 from gradwire.kernels.sparse.entries import num_units
+from gradwire.planning.data.cluster import Cluster
 
 STEPS = 5
 """Steps that are measured by default."""
@@ -86,7 +87,7 @@ class MeasuredScheme(Wrapper):
         noted = max(state.noted_T, key=lambda one: float(one[0]))
         measures = not grad_N.is_meta and float(noted[0]) < self.num_steps
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
-        made = self.inner if measures else self._chosen(noted, spec, me.world)
+        made = self.inner if measures else self._chosen(noted, spec, me)
         me.way = None if me.world == 1 else type(made.collective).__name__
         inner = yield from me.through(made, state.inner, grad_N, out_N, residual_N)
         if measures and me.world > 1:
@@ -107,7 +108,7 @@ class MeasuredScheme(Wrapper):
         for one in noted_T:
             one.copy_(noted)
 
-    def _chosen(self, noted: Tensor, spec: TensorSpec, world: int) -> Pair:
+    def _chosen(self, noted: Tensor, spec: TensorSpec, me: Member) -> Pair:
         """The pair that goes on: by what was noted, else by the codec's typical payload."""
         codec = self.inner.codec
         total = num_units(spec.numel, codec.width)
@@ -115,13 +116,19 @@ class MeasuredScheme(Wrapper):
         count = round(own / steps * total) if steps else num_entries(codec.typical(spec))
         growth = merged / own if own else 0.0
         dtype = value_dtype(codec, spec)
-        name = scheme_of(min(count, total), spec.numel, codec.width, dtype, growth, world)
-        return replace(self.inner, collective=load("collective", name)())
+        given = min(count, total), spec.numel, codec.width, dtype, growth, me.world, me.cluster
+        return replace(self.inner, collective=load("collective", scheme_of(*given))())
 
 
 @lru_cache(maxsize=256)
 def scheme_of(
-    count: int, numel: int, width: int, dtype: torch.dtype, growth: float, world: int
+    count: int,
+    numel: int,
+    width: int,
+    dtype: torch.dtype,
+    growth: float,
+    world: int,
+    cluster: Cluster | None = None,
 ) -> str:
     """The name of the fastest scheme where each rank takes so many units of ``width`` elements.
 
@@ -132,7 +139,7 @@ def scheme_of(
     """
     if world == 1 or not numel:
         return _names()[0]
-    at = counted([count] * world, numel, width, dtype, growth)
+    at = counted([count] * world, numel, width, dtype, growth, cluster)
     return fastest_scheme(at, schemes(by_counts=True)).scheme
 
 

@@ -110,6 +110,9 @@ class Cluster(Stored):
     source: Annotated[str, Field(min_length=1)] = "stated"
     """How the figures were got."""
 
+    def __hash__(self) -> int:  # its lines are dicts, which have none
+        return hash((self.num_ranks, self.rate_bytes_per_s, self.hop_s))
+
     @model_validator(mode="after")
     def _has_equal_hosts(self) -> Self:
         if self.host is None or self.num_ranks == 1:
@@ -149,6 +152,29 @@ class Cluster(Stored):
             return self
         num_hosts = self.num_ranks // self.ranks_per_host
         return self.model_copy(update={"num_ranks": num_hosts, "host": None})
+
+    @property
+    def flat(self) -> Cluster:
+        """The same ranks as an exchange that knows no hosts meets them: each sends to all others.
+
+        All ranks of a host send over its one link at once, and what they send each other does not
+        take it.
+
+        >>> host = Host(num_ranks=2, rate_bytes_per_s=1e9)
+        >>> Cluster(num_ranks=4, rate_bytes_per_s=6e6, host=host).flat.rate_bytes_per_s
+        4500000.0
+        """
+        count, others = self.ranks_per_host, self.num_ranks - 1
+        if count in (1, self.num_ranks):
+            return self if count == 1 else self.within
+        rate = self.rate_bytes_per_s * others / (count * (self.num_ranks - count))
+        return self.model_copy(update={"rate_bytes_per_s": rate, "host": None})
+
+    @property
+    def shares(self) -> Cluster:
+        """One rank of each host, as all ranks of the host send their shares over its one link."""
+        rate = self.rate_bytes_per_s / self.ranks_per_host
+        return self.across.model_copy(update={"rate_bytes_per_s": rate})
 
     @property
     def alpha_s(self) -> float:

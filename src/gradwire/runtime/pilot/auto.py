@@ -277,6 +277,8 @@ class _Watched(Flight):
     def _go(self, plan: Plan | None, *, is_trial: bool = False) -> None:
         """Goes over to a plan, or to dense messages."""
         self._is_trial = is_trial
+        assert self._cluster is not None
+        self._controls.know(self._cluster)
         if plan is not self._controls.plan:
             self._controls.switch(plan)
         self._steps_s.clear()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from torch import Tensor
 from torch._C._distributed_c10d import Store
@@ -16,6 +16,9 @@ from ...errors import InvalidSetting
 from ...planning.default_fusion import matrices
 from ..failure.integrity import DEFAULT_CHECK_EVERY
 from ..step.wire import Group
+
+if TYPE_CHECKING:
+    from ...planning.data.cluster import Cluster
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 
@@ -40,6 +43,9 @@ class Options:
     need all shards of a layer communicate in it."""
     backend: str = "auto"
     """The back end between hosts: "gloo", "nccl", or "auto", which measures both."""
+    cluster: Cluster | None = None
+    """The ranks and links, for embeddings whose rows take in each step the fastest collective. A
+    cluster of another number of ranks is scaled. None: links of 1 Gbit/s; ``"auto"`` measures."""
     guard_every: int | None = None
     """Steps between two comparisons of some compressed means with uncompressed means. The result is
     in ``stats()["guard"]``. None: no comparison."""

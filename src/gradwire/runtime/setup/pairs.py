@@ -180,7 +180,7 @@ _GRADIENTS = "an exchange of gradients, since means of momentum cannot be compar
 _DENSE = "make the embedding with sparse=False"
 _FLAT = "one that acts on flat vectors: each rank of a host exchanges a share"
 _HOSTS_SHARDS = "None beside mesh=: a layer's shards and hosts of several ranks do not go together"
-_OF_ATTACH = ("shards", "guard_every", "backend", "on_failure", "rejoin", "check_every")
+_OF_ATTACH = ("shards", "guard_every", "backend", "on_failure", "rejoin", "check_every", "cluster")
 _OF_MESSAGES = ("bucket_cap_mb", "num_channels", "trace_steps", "checksums")
 
 REFUSED: tuple[RefusedPair, ...] = (
@@ -203,6 +203,7 @@ REFUSED: tuple[RefusedPair, ...] = (
         RefusedPair(first, "auto", f"{accepted} beside {{1}}", remedy, what, given)
         for first, what, given, accepted, remedy in (
             ("shards", "", "", "None", _INSTEAD),
+            ("cluster", "", "", "None, as links are measured,", _OUT),
             (DTENSORS, "model", "DTensors", "one with plain parameters", _INSTEAD),
             ("sparse rows", "the embedding of {0}", "sparse=True", "sparse=False", _INSTEAD),
             (HALF, "scaler", "one beside parameters in float16", "None", _IN_FULL),

@@ -63,6 +63,11 @@ class Settings:
         for name, remedy in _WHOLE_OR_NONE.items():
             if given[name] is not None:
                 check_whole(name, given[name], remedy)
+        cluster = self.options.cluster
+        if cluster is not None and cluster.ranks_per_host != ranks_per_host:
+            accepted = f"{ranks_per_host}, as many as share a host by mesh="
+            remedy = "give a Cluster with the same host=, or without one"
+            raise invalid("ranks a host of cluster", cluster.ranks_per_host, accepted, remedy)
         return replace(self, exchange=exchange, ranks_per_host=ranks_per_host)
 
     @property
@@ -120,6 +125,14 @@ def _is(kind: type) -> Callable[[Any], bool]:
     return lambda given: given is None or isinstance(given, kind)
 
 
+def _is_cluster(given: Any) -> bool:
+    if given is None:
+        return True
+    from ...planning.data.cluster import Cluster
+
+    return isinstance(given, Cluster) and given.tells_rate
+
+
 def _counts(given: Any) -> bool:
     return isinstance(given, int) and given >= 0
 
@@ -142,6 +155,10 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "checksums": (_is_switch, "True or False", "leave it out"),
     "on_failure": (("end", "shrink").__contains__, "'end' or 'shrink'", _SHRINK),
     "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
+    "cluster": (
+        *(_is_cluster, "a gw.Cluster whose all-reduce takes longer for more bytes, or None"),
+        "read a file with gw.Cluster.load",
+    ),
     "compress_if": (callable, "a function of name and parameter", "leave it out"),
     "timeout": (_lasts, "a positive timedelta", "write timedelta(minutes=5)"),
 }

@@ -62,6 +62,7 @@ from ..device.streams import Copying
 
 if TYPE_CHECKING:
     from ...collective.steps.shares import Shares
+    from ...planning.data.cluster import Cluster
     from ..failure.guard import Compare, Missed
 
 Grads = dict[str, Tensor | None]
@@ -199,6 +200,12 @@ class Message:
     def buffer_bytes(self) -> int:
         """Bytes of the kept buffer; 0 where every gradient so far was lent."""
         return self.flat_N.nbytes if "flat_N" in vars(self) else 0
+
+    def know(self, cluster: Cluster) -> None:
+        """Has an exchange that chooses anew in each step choose for these ranks and links."""
+        self.member.cluster = cluster.flat
+        if self._shares is not None:
+            self.member.across(self.exchange.ranks_per_host).cluster = cluster.shares
 
     def take_scale(self, scale: float) -> None:
         """Notes the factor on gradients, which is taken off before the exchange if it must be."""
