@@ -91,6 +91,7 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "deep_gradient_compression",
             "adapt",
             ".runtime.pilot.auto.auto",
+            ".runtime.pilot.by_planner.by_planner",
         ),
     ),
     "plans.md": (

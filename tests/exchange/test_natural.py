@@ -10,6 +10,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective.steps.sizes import SIZE_BYTES
+from gradwire.contract import Member
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import Exchange, run_local
 from gradwire.exchange.error_feedback import with_error_feedback
@@ -90,11 +91,9 @@ def test_what_the_last_step_showed_changes_the_way() -> None:
 class Selfish(Natural):
     """Decides from its own count: what every other rank does not know."""
 
-    def _choose(
-        self, counts: list[int], growth: float, grad_N: Tensor, cluster: gw.Cluster | None
-    ) -> str:
+    def _choose(self, me: Member, counts: list[int], growth: float, grad_N: Tensor) -> str:
         own = count_units(grad_N, None, self.width)
-        return super()._choose([own] * len(counts), growth, grad_N, cluster)
+        return super()._choose(me, [own] * len(counts), growth, grad_N)
 
 
 def test_a_choice_of_one_rank_alone_is_caught() -> None:

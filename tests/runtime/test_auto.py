@@ -30,7 +30,9 @@ SETTINGS = {"measured_steps": 3, "review_steps": 4, "trial_steps": 14}
 def measured_quickly() -> Iterator[Any]:
     """Links and compressors by few and short messages; auto's module."""
     load("pilot", "auto")
-    module = sys.modules["gradwire.runtime.pilot.auto"]
+    module, first = (
+        sys.modules[f"gradwire.runtime.pilot.{name}"] for name in ("auto", "_measured")
+    )
     less = {
         "BUDGET_S": 1e-3,
         "ROUNDS": 1,
@@ -39,7 +41,7 @@ def measured_quickly() -> Iterator[Any]:
     }
     with (
         mock.patch.multiple(module.measuring, **less),
-        mock.patch.object(module, "_PACE_S", 1e-3),
+        mock.patch.object(first, "_PACE_S", 1e-3),
     ):
         yield module
 
@@ -68,10 +70,11 @@ def seen(**seconds: Any) -> Iterator[None]:
 
     with measured_quickly() as module:
         errors = dict.fromkeys(module.MOST_ERROR, inf) | seconds.get("allowed", {})
-        own = {"typical_s": typical_s, "proposal": proposal, "MOST_ERROR": errors}
         slowness = seconds.get("slowness", lambda engine, known: 1.0)
         with (
-            mock.patch.multiple(module, **own),
+            mock.patch.object(module, "MOST_ERROR", errors),
+            mock.patch("gradwire.runtime.pilot._measured.typical_s", typical_s),
+            mock.patch("gradwire.runtime.pilot._measured.proposal", proposal),
             mock.patch.object(module.measuring, "slowness", slowness),
         ):
             yield

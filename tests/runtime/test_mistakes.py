@@ -84,6 +84,7 @@ class OnlyTheForm:
 
 
 WHAT = "a compressor, an exchange"
+by_planner = gw.pilot.by_planner
 HOSTS = gw.Cluster(num_ranks=4, rate_bytes_per_s=1e9, host=Host(num_ranks=2, rate_bytes_per_s=1e9))
 MISTAKES: list[tuple[Callable[[], Any], Any, dict[str, Any], tuple[str, ...]]] = [
     (linear, "topq", {}, ("'topq'", "onebit", "mean 'topk'")),
@@ -98,6 +99,17 @@ MISTAKES: list[tuple[Callable[[], Any], Any, dict[str, Any], tuple[str, ...]]] =
         *(after_backward, "topk", {}),
         ("2 parameters hold gradients", "of an earlier backward pass", "zero_grad"),
     ),
+    (linear, "zen", {}, ("the name of a collective and of a planner", "by_planner('zen')")),
+    (linear, "by_planner", {}, ("no planner is called ''", "usbyte")),
+    (linear, "usbyte", {"num_channels": 2}, ("num_channels must be None beside a plan",)),
+    (
+        lambda: nn.Embedding(9, 4, sparse=True),
+        "secopa",
+        {},
+        ("weight must be sparse=False beside by_planner('secopa'",),
+    ),
+    (linear, by_planner("secopa", density=7), {}, ("density must be ", "got 7; ")),
+    (linear, by_planner("secopa", credit=8), {}, ("credit of secopa's plan", "at most 4", "8; ")),
     (linear, DENSE, {"bucket_cap_mb": 0}, ("bucket_cap_mb must be ", "got 0; ")),
     (linear, DENSE, {"num_channels": 2.5}, ("num_channels must be ", "got 2.5; ")),
     (linear, DENSE, {"timeout": 30}, ("timeout must be ", "got 30; ")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +19,20 @@ from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.price import iteration_s
 from gradwire.runtime.pilot import _measuring
 from gradwire.runtime.pilot._measuring import median_codecs
-from gradwire.runtime.pilot._planning import MOST_FACTOR, Proposal, link_factor, proposal, words_of
+from gradwire.runtime.pilot._planning import (
+    MOST_FACTOR,
+    Proposal,
+    link_factor,
+    proposal,
+    surveyed,
+    words_of,
+)
 from gradwire_lab.laws.inputs import profile_of
 from tests.each import each
 from tests.planning.test_auto import MBIT, cluster_of
 
 PROFILE = catalogue.load("lstm")
+SAFE = partial(surveyed, "safe", False)
 MEASURED = fit_line([(2**shift, 1e-3 + 2**shift * 1e-8) for shift in (12, 16, 20, 22)])
 
 
@@ -46,9 +55,9 @@ def test_links_are_as_slow_as_dense_steps_say(cluster: Cluster, factor: float) -
 def test_a_plan_is_made_for_links_as_dense_steps_say() -> None:
     cluster = measured()
     taken_s = dense_s(cluster.slower(1.5))
-    made = proposal(PROFILE, cluster, "safe", overlap_forward=False, taken_s=taken_s)
+    made = proposal(PROFILE, cluster, SAFE, taken_s=taken_s)
     assert made.dense_s == pytest.approx(taken_s, rel=2e-3)
-    corrected = proposal(PROFILE, cluster.slower(1.5), "safe", overlap_forward=False)
+    corrected = proposal(PROFILE, cluster.slower(1.5), SAFE)
     assert made.predicted_s == pytest.approx(corrected.predicted_s, rel=2e-3)
 
 
@@ -61,7 +70,7 @@ def test_links_stay_as_measured_where_that_is_near_enough_or_no_factor_explains_
 
 
 def test_a_proposal_is_told_with_its_rivals() -> None:
-    made = proposal(PROFILE, cluster_of(), "safe", overlap_forward=True)
+    made = proposal(PROFILE, cluster_of(), partial(surveyed, "safe", True))
     assert made.plan is not None
     with_rivals = made._replace(rivals=((made.plan, 1.0), (made.plan, 2.0)))
     assert Proposal.of(with_rivals.told()) == with_rivals
@@ -69,7 +78,7 @@ def test_a_proposal_is_told_with_its_rivals() -> None:
 
 
 def test_rivals_take_the_place_of_the_plan_one_by_one() -> None:
-    slow = proposal(PROFILE, measured().slower(10.0), "safe", overlap_forward=False)
+    slow = proposal(PROFILE, measured().slower(10.0), SAFE)
     (first, first_s), *others = slow.rivals
     one = slow.next_rival()
     assert (one.plan, one.predicted_s, one.rivals) == (first, first_s, tuple(others))

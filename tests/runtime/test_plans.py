@@ -158,11 +158,6 @@ def test_plans_that_cannot_be_carried_out() -> None:
     assert "unknown tensor" in refused(plan, other)
 
 
-def test_a_planners_name_is_not_a_plan() -> None:
-    with pytest.raises(InvalidSetting, match=r"write gw\.attach\(model, gw\.plan\('usbyte'"):
-        gw.attach(Net(), "usbyte")
-
-
 def test_a_plan_from_its_file(tmp_path: Path) -> None:
     plan = plans.drawn(3)
     plan.save(tmp_path / "plan.json")

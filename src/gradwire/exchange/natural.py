@@ -37,7 +37,6 @@ from ..contract.spec import TensorSpec
 from ..contract.verbs import Steps
 from ..errors import invalid
 from ..kernels.sparse.entries import check_width, num_units
-from ..planning.data.cluster import Cluster
 from .by_name import exchange_for, is_pair
 from .error_feedback import ErrorFeedback, Wrapper
 from .pair import PairState, pair
@@ -166,7 +165,7 @@ class Natural(Wrapper):
         if me.world > 1:
             counts, payload = yield from self._tell(me, grad_N, residual_N)
             growth = 0.0 if state.growth_1.is_meta else float(state.growth_1)
-            me.way = self._choose(counts, growth, grad_N, me.cluster)
+            me.way = self._choose(me, counts, growth, grad_N)
         if me.way in (None, INNER):
             inner = yield from me.through(self.inner, state.inner, grad_N, out_N, residual_N)
             return NaturalState(state.growth_1, inner)
@@ -207,9 +206,7 @@ class Natural(Wrapper):
         payload, _ = codec.encode(None, grad_N, buffer=room[: form.size_bytes])
         return payload["indices"].numel(), payload
 
-    def _choose(
-        self, counts: list[int], growth: float, grad_N: Tensor, cluster: Cluster | None
-    ) -> str:
+    def _choose(self, me: Member, counts: list[int], growth: float, grad_N: Tensor) -> str:
         """The way of a step, from counts that all ranks know: a scheme's name, or ``INNER``."""
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         if not spec.numel or max(counts) > MOST * num_units(spec.numel, self.width):
@@ -217,7 +214,7 @@ class Natural(Wrapper):
         sent = self.inner.bytes_of_rank(spec, len(counts))
         if sent is None:
             return INNER
-        at = counted(counts, spec.numel, self.width, spec.dtype, growth, cluster)
+        at = counted(counts, spec.numel, self.width, spec.dtype, growth, me.cluster)
         best = fastest_scheme(at, schemes(by_counts=True)).predictions[0]
         return best.scheme if best.seconds < other_way_s(at, sent) else INNER
 

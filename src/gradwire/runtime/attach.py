@@ -89,6 +89,7 @@ def attach(
             * an exchange that ``gw.pair`` has made.
             * a plan (``gw.plan``), or its file. It decides messages, order and exchanges.
             * ``"auto"`` (``gw.pilot.auto``), which chooses a plan while the model trains.
+            * a planner's name (``gw.pilot.by_planner``), which plans once for the first steps.
         optimizer: The optimizer of ``model``. With a plan that overlaps the next forward pass,
             each layer's forward then waits for its own means. Newcomers need it too.
         scaler: The loss's scaler. Gradients are exchanged without its scale.
@@ -373,9 +374,8 @@ class Attachment:
         else:
             made = self._planned(self.settings.plan, who, sparse_weights(self.model))
         if cluster is not None:
-            known = cluster
-            if cluster.num_ranks != who.world:
-                known = cluster.scaled(num_ranks=who.world)
+            is_whole = cluster.num_ranks == who.world
+            known = cluster if is_whole else cluster.scaled(num_ranks=who.world)
             for message in made:
                 message.know(known)
         return made

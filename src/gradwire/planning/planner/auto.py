@@ -44,6 +44,8 @@ from .mgwfbp import mgwfbp
 
 JUDGED = 2
 """The compressors that are gone into, those of the best first drafts."""
+NOT_WHILE_TRAINING = "write gw.pilot.auto(), which compares plans in real steps too"
+"""The reason why attach takes no name of this planner, and the remedy."""
 PLAIN = 3
 """The compressors of which the plan that ``attach`` makes by itself is compared too."""
 

@@ -20,6 +20,9 @@ from ..data.profile import Profile
 from ..sparse import SparsePart
 from .mgwfbp import mgwfbp
 
+NOT_WHILE_TRAINING = "attach measures no sparsity: write gw.plan('zen', profile, cluster)"
+"""The reason why attach takes no name of this planner, and the remedy."""
+
 
 def zen(profile: Profile, cluster: Cluster) -> Plan:
     """The plan of the fastest scheme for each tensor, by the profile's sparsity."""

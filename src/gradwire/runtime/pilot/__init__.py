@@ -12,5 +12,6 @@ from ...contract.registry import make_registry
 
 if TYPE_CHECKING:
     from .auto import auto as auto
+    from .by_planner import by_planner as by_planner
 
 make_registry(__name__)

@@ -1,7 +1,8 @@
-"""The plan that ``auto`` takes, made on rank 0 and told to all."""
+"""The plan that a pilot takes, made on rank 0 and told to all."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -58,26 +59,34 @@ MOST_FACTOR = 4.0
 """The most that messages may take longer in training, or shorter, than when they were timed."""
 
 
+Chosen = tuple[Plan, float, tuple[tuple[Plan, float], ...]]
+"""A plan, the seconds that are predicted of it, and its rivals."""
+
+
 def proposal(
     profile: Profile,
     cluster: Cluster,
-    fidelity: str,
+    choose: Callable[[Profile, Cluster], Chosen],
     *,
-    overlap_forward: bool,
     taken_s: float | None = None,
 ) -> Proposal:
-    """The plan of the planner ``auto``, or its refusal; ``taken_s`` are those of a dense step."""
+    """The plan that ``choose`` makes, or its refusal; ``taken_s`` are those of a dense step."""
     factor = 1.0 if taken_s is None else link_factor(profile, cluster, taken_s)
     cluster = cluster.slower(factor)
     dense_s = iteration_s(ddp(profile, cluster), profile, cluster)
     try:
-        found = survey(profile, cluster, fidelity, overlap_forward)
+        plan, seconds, rivals = choose(profile, cluster)
     except InvalidSetting as error:
         words = f"the planner refuses: {error}"
         return Proposal(None, dense_s, dense_s, words, link_factor=factor)
-    _, seconds, plan, _ = found.chosen
-    rivals = tuple((one.plan, one.seconds) for one in found.rivals)
     return Proposal(plan, seconds, dense_s, words_of(plan), rivals, factor)
+
+
+def surveyed(fidelity: str, overlap_forward: bool, profile: Profile, cluster: Cluster) -> Chosen:
+    """The choice of the planner ``auto``."""
+    found = survey(profile, cluster, fidelity, overlap_forward)
+    _, seconds, plan, _ = found.chosen
+    return plan, seconds, tuple((one.plan, one.seconds) for one in found.rivals)
 
 
 def link_factor(profile: Profile, cluster: Cluster, taken_s: float) -> float:

@@ -216,7 +216,7 @@ REFUSED: tuple[RefusedPair, ...] = (
             ("mesh", "hosts of several ranks, which hold shares"),
             (DTENSORS, "sharded layers (FSDP), since a lost rank holds a part"),
             ("shards", "shards=, since a lost rank holds some"),
-            ("auto", "'auto', whose plan is for all ranks"),
+            ("auto", "{1}, whose plan is for all ranks"),
             (
                 "a plan with overlap",
                 "a plan that overlaps the next forward pass: its updates cannot be undone",

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ...contract import Compressor, Exchange
 from ...contract.bounds import check_whole
-from ...contract.registry import load, names
+from ...contract.registry import KINDS, load, names
 from ...contract.spec import DTYPE_NAMES, DTYPES
 from ...errors import InvalidSetting, UnknownName, invalid
 from ...exchange.by_name import exchange_for
@@ -63,11 +63,9 @@ class Settings:
         for name, remedy in _WHOLE_OR_NONE.items():
             if given[name] is not None:
                 check_whole(name, given[name], remedy)
-        cluster = self.options.cluster
-        if cluster is not None and cluster.ranks_per_host != ranks_per_host:
+        if (known := self.options.cluster) and known.ranks_per_host != ranks_per_host:
             accepted = f"{ranks_per_host}, as many as share a host by mesh="
-            remedy = "give a Cluster with the same host=, or without one"
-            raise invalid("ranks a host of cluster", cluster.ranks_per_host, accepted, remedy)
+            raise invalid("ranks a host of cluster", known.ranks_per_host, accepted, "give that")
         return replace(self, exchange=exchange, ranks_per_host=ranks_per_host)
 
     @property
@@ -125,14 +123,6 @@ def _is(kind: type) -> Callable[[Any], bool]:
     return lambda given: given is None or isinstance(given, kind)
 
 
-def _is_cluster(given: Any) -> bool:
-    if given is None:
-        return True
-    from ...planning.data.cluster import Cluster
-
-    return isinstance(given, Cluster) and given.tells_rate
-
-
 def _counts(given: Any) -> bool:
     return isinstance(given, int) and given >= 0
 
@@ -145,6 +135,7 @@ def _lasts(given: Any) -> bool:
     return isinstance(given, timedelta) and given > timedelta(0)
 
 
+_LOAD = "read a file with gw.Cluster.load"
 _SHRINK = "write 'shrink' to continue without lost ranks"
 _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "bucket_cap_mb": (_is_cap, "a positive number or None", "leave it out"),
@@ -156,8 +147,8 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "on_failure": (("end", "shrink").__contains__, "'end' or 'shrink'", _SHRINK),
     "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
     "cluster": (
-        *(_is_cluster, "a gw.Cluster whose all-reduce takes longer for more bytes, or None"),
-        "read a file with gw.Cluster.load",
+        lambda given: getattr(given, "tells_rate", given is None),
+        *("a gw.Cluster whose all-reduce takes longer for more bytes, or None", _LOAD),
     ),
     "compress_if": (callable, "a function of name and parameter", "leave it out"),
     "timeout": (_lasts, "a positive timedelta", "write timedelta(minutes=5)"),
@@ -214,25 +205,31 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
     A path that is an algorithm's name stands for the algorithm: jsonargparse, and with it
     ``LightningCLI``, may make a path of any text.
     """
-    pilots = names("pilot")
-    known = {*names("compress"), *pilots}
+    kinds = {kind: names(kind) for kind in ("compress", "pilot", "planner")}
+    known = {name for found in kinds.values() for name in found}
     if isinstance(given, Path) and str(given) in known:
         given = str(given)
     if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
         from ...planning.data.plan import Plan
 
         given = Plan.load(given)
-    if isinstance(given, str) and given in names("planner") and given not in pilots:
-        raise invalid(
-            "exchange",
-            given,
-            "the plan itself, not its planner",
-            f"write gw.attach(model, gw.plan({given!r}, profile, cluster), optimizer=optimizer)",
-        )
     if isinstance(given, str):
         if given not in known:
-            raise UnknownName("compressor or pilot", given, known)
-        given = load("pilot" if given in pilots else "compress", given)()
+            for kind in kinds:
+                KINDS[kind].refuse_elsewhere(given)
+            raise UnknownName("compressor, planner or pilot", given, known)
+        of = [kind for kind in ("compress", "collective", "planner") if given in names(kind)]
+        if given in kinds["pilot"]:
+            given = load("pilot", given)()
+        elif len(of) > 1:
+            words = " and of a ".join(KINDS[kind].word for kind in of)
+            accepted = f"one algorithm, and this is the name of a {words}"
+            remedy = f"write gw.pilot.by_planner({given!r}), or gw.pair(compressor, collective)"
+            raise invalid("exchange", given, accepted, remedy)
+        elif of == ["planner"]:
+            given = load("pilot", "by_planner")(given)
+        else:
+            given = load("compress", given)()
     if isinstance(given, Exchange) and given.ranks_per_host != 1:
         accepted = "an exchange without hosts, which attach takes from mesh="
         raise invalid("exchange", given, accepted, "give the exchange inside, and mesh=")
@@ -244,7 +241,8 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
     raise invalid(
         "exchange",
         given,
-        "a compressor, an exchange, a plan, a compressor's name, a plan's file, or 'auto'",
+        "a compressor, an exchange, a plan, the name of a compressor or a planner, a plan's file, "
+        "or 'auto'",
         "write gw.attach(model, gw.compress.topk(density=0.01)), make one by gw.pair, or derive "
         "your own from gw.Exchange",
     )

@@ -72,13 +72,8 @@ def _rows_way(exchange: Exchange) -> Collective | None:
     return exchange.collective if exchange.collective.carries_rows else None
 
 
-def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:
-    """Raises ``InvalidSetting`` unless ``plan`` can be carried out for these parameters.
-
-    ``sparse`` holds the ids of parameters whose gradients are row-sparse. Each of these must be a
-    message of its own, without loss and through a collective that carries rows, as in plans of the
-    planner zen.
-    """
+def stated_profile(params: Sequence[NamedParam], model: str) -> Profile:
+    """A profile that tells these parameters and no seconds: one layer has them all."""
     dtypes: list[Any] = [str(param.dtype).removeprefix("torch.") for _, param in params]
     try:
         tensors = tuple(
@@ -88,8 +83,19 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
     except ValueError as error:
         raise InvalidSetting(f"this model cannot use a plan: {error}") from None
     layer = Layer(name="all", tensors=tensors, forward_s=0.0, backward_s=0.0)
-    check(plan, Profile(model=plan.model, source="attached", batch_size=1, layers=(layer,)))
-    exchanges = sound_exchanges(plan, {tensor.name: tensor for tensor in tensors})
+    return Profile(model=model, source="attached", batch_size=1, layers=(layer,))
+
+
+def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:
+    """Raises ``InvalidSetting`` unless ``plan`` can be carried out for these parameters.
+
+    ``sparse`` holds the ids of parameters whose gradients are row-sparse. Each of these must be a
+    message of its own, without loss and through a collective that carries rows, as in plans of the
+    planner zen.
+    """
+    profile = stated_profile(params, plan.model)
+    check(plan, profile)
+    exchanges = sound_exchanges(plan, {tensor.name: tensor for tensor in profile.layers[0].tensors})
     of = dict(params)
     for number, message in enumerate(plan.messages):
         rows = [c.tensor for c in message.chunks if id(of[c.tensor]) in sparse]
