@@ -13,8 +13,8 @@ from gradwire.cli.report.output import Fractions, emit, machine, progress
 from gradwire.errors import InvalidSetting
 from gradwire.version import __version__
 
-from . import page
-from .frame import Reproduction, Row
+from . import names, page
+from .frame import Item, Reproduction, Row
 from .store import Done, chosen, document, run
 
 
@@ -43,10 +43,15 @@ def reproduce(
 
 def show_contents(paper: str, figures: Sequence[str], *, as_json: bool) -> None:
     """Prints the paper's tables and figures, each with the figures here that show it, or why none
-    does.
+    does. Without a paper's name it prints all papers', each with the command that measures it.
 
     With ``figures`` only the tables and figures that these show are printed.
     """
+    if not paper:
+        every = [(name, one) for name in names() for one in page(name).contents]
+        all_rows = [{"name": f"{name}, {one.place}", **_listed(name, one)} for name, one in every]
+        emit("reproduce --list", all_rows, as_json=as_json, title="all papers")
+        return
     found = page(paper)
     wanted = {one.name for one in chosen(paper, found, figures)}
     rows: list[dict[str, object]] = [
@@ -60,6 +65,13 @@ def show_contents(paper: str, figures: Sequence[str], *, as_json: bool) -> None:
         if not figures or wanted & set(one.figures)
     ]
     emit(f"reproduce {paper} --list", rows, as_json=as_json, title=found.paper)
+
+
+def _listed(paper: str, one: Item) -> dict[str, object]:
+    """The command that measures a table or figure, or the reason why there is none."""
+    options = " ".join(f"--figure {figure}" for figure in one.figures)
+    command = f"gradwire reproduce {paper} {options}" if options else "not reproduced"
+    return {"shows": one.shows, "command": command, "why not": one.why}
 
 
 def _head(found: Reproduction) -> str:

@@ -13,16 +13,16 @@ def link_s(timing: Timing) -> float:
     if timing.spans:
         return sum(end_s - start_s for start_s, end_s in merged(timing.spans, "communication", 0))
     pairs = zip(timing.message_start_s, timing.message_end_s, strict=True)
-    return sum(end_s - start_s for start_s, end_s in _united(pairs))
+    return sum(end_s - start_s for start_s, end_s in united(pairs))
 
 
 def merged(spans: Iterable[Span], lane: str, from_s: float) -> list[tuple[float, float]]:
     """The stretches of time from a second on in which a lane works, ascending."""
     own = ((max(from_s, one.start_s), one.end_s) for one in spans if one.lane == lane)
-    return _united(pair for pair in own if pair[0] < pair[1])
+    return united(pair for pair in own if pair[0] < pair[1])
 
 
-def _united(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def united(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """The stretches of time that given ones cover, ascending, none overlapping."""
     found: list[tuple[float, float]] = []
     for start_s, end_s in sorted(stretches):

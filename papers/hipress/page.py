@@ -14,6 +14,7 @@ from .plans import table7
 from .sizes import table6
 from .speed import draw13, figure13
 from .throughput import draw, figure9, figure11, table1
+from .utilisation import draw10, figure10
 from .varied import figure15
 
 ASSUMPTIONS = (
@@ -45,10 +46,6 @@ ASSUMPTIONS = (
 )
 
 DRAWING = "an illustration or notation: it states no figures"
-CLUSTER = (
-    "trains on clusters of GPUs with RDMA and other frameworks (MXNet, TensorFlow, BytePS), which "
-    "are not to be had here"
-)
 SIMULATED = "simulated: the cluster is not to be had"
 
 CONTENTS = (
@@ -81,7 +78,7 @@ CONTENTS = (
         ("table7",),
     ),
     Item("figure 9", "training throughput on 128 GPUs", ("figure9",), SIMULATED),
-    Item("figure 10", "use of the GPUs", why=CLUSTER),
+    Item("figure 10", "use of the GPUs", ("figure10",), SIMULATED),
     Item("figure 11", "speedup on 16 local machines", ("figure11",), SIMULATED),
     Item(
         "figure 12",
@@ -126,6 +123,13 @@ hipress = Reproduction(
             unprinted=frozenset({"strategy", "num_nodes", "size_bytes"}),
         ),
         Figure("figure9", "throughput on 2 to 16 hosts of eight GPUs", figure9, draw),
+        Figure(
+            "figure10",
+            "use of a GPU in an iteration",
+            figure10,
+            draw10,
+            unprinted=frozenset({"points"}),
+        ),
         Figure("figure11", "throughput on 16 hosts of two GPUs", figure11),
         Figure(
             "figure12",

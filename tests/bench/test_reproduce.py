@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from papers import names, page
 from tests.cli.conftest import Ended
 from tests.each import each
 
@@ -32,6 +33,7 @@ def test_a_figure_is_measured_once_and_written(gradwire: Run, tmp_path: Path) ->
 @each(
     "words, said",
     [
+        ((), "called ''; there are: deft, hipress, ssfusion, usbyte, zen"),
         (("usbite",), "called 'usbite'; there are: deft, hipress, ssfusion, usbyte, zen"),
         (("usbyte", "--figure", "figure81"), "there are: figure10, figure11, figure13, "),
     ],
@@ -57,3 +59,15 @@ def test_the_list_says_what_is_reproduced_and_why_not(gradwire: Run) -> None:
     assert "no meter of power" in rows["figure 17"]["why not"]
     one = json.loads(gradwire("reproduce", "zen", "--list", "--figure", "figure2b", "--json").out)
     assert [row["name"] for row in one["rows"]] == ["figure 2"]
+
+
+def test_the_list_of_all_papers_has_a_command_or_a_reason_for_each(gradwire: Run) -> None:
+    rows = json.loads(gradwire("reproduce", "--list", "--json").out)["rows"]
+    found = {row["name"]: row for row in rows}
+    assert len(found) == len(rows) == sum(len(page(name).contents) for name in names())
+    assert found["zen, figure 2"]["command"] == (
+        "gradwire reproduce zen --figure figure2a --figure figure2b"
+    )
+    lacking = [row for row in rows if row["command"] == "not reproduced"]
+    assert lacking
+    assert all(row["why not"] for row in lacking)

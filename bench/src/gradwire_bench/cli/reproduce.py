@@ -16,7 +16,7 @@ app = typer.Typer()
 def reproduce(
     paper: Annotated[
         str, typer.Argument(help="Whose results: deft, hipress, ssfusion, usbyte or zen.")
-    ],
+    ] = "",
     figure: Annotated[
         list[str] | None, typer.Option(help="Only this figure or table; may be given again.")
     ] = None,
@@ -35,6 +35,7 @@ def reproduce(
     The papers are in a checkout of the sources and in no package. A run that was cut short goes on
     where it ended: what the folder holds is not measured again. --list measures nothing: it
     shows which tables and figures are reproduced, by which figure, and why others are not.
+    Without a paper --list shows all five papers.
     """
     command = beside("papers", "command")
     if contents:
