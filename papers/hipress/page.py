@@ -9,12 +9,12 @@ from ..frame import Figure, Item, Reproduction
 from .ablation import figure12
 from .accuracy import draw14, figure14
 from .convergence import draw16, figure16
+from .gpu_use import draw10, figure10
 from .lines import table5
 from .plans import table7
 from .sizes import table6
 from .speed import draw13, figure13
 from .throughput import draw, figure9, figure11, table1
-from .utilisation import draw10, figure10
 from .varied import figure15
 
 ASSUMPTIONS = (

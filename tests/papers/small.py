@@ -17,7 +17,7 @@ from papers.deft import density as deft_density
 from papers.deft import error as deft_error
 from papers.deft import setting as deft_setting
 from papers.frame import Ask, Findings, Row
-from papers.hipress import accuracy, convergence, sizes, speed, throughput, utilisation, varied
+from papers.hipress import accuracy, convergence, gpu_use, sizes, speed, throughput, varied
 from papers.hipress.printed import PS_ONEBIT
 from papers.hipress.systems import TRAINED
 from papers.ssfusion.breakdown import figure13
@@ -115,7 +115,7 @@ HIPRESS: dict[str, Measure] = {
     "table1": throughput.table1,
     "table6": sizes.table6,
     "figure9": partial(throughput.figure9, trained={"lstm": TRAINED["lstm"]}, sizes=(2, 4)),
-    "figure10": partial(utilisation.figure10, num_hosts=4),
+    "figure10": partial(gpu_use.figure10, num_hosts=4),
     "figure11": partial(throughput.figure11, trained={"vgg19": TRAINED["vgg19"]}, sizes=(2,)),
     "figure13": partial(speed.figure13, numel=2**14, rounds=4, num_hosts=2),
     "figure14": partial(accuracy.figure14, sizes=(2**15, 2**20, 2**26), num_hosts=4),

@@ -17,7 +17,7 @@ from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_bench.schedule.replay import scaled_profile
 from gradwire_lab.dsl import matrices
-from papers.hipress import ablation, lines, plans, utilisation
+from papers.hipress import ablation, gpu_use, lines, plans
 from papers.hipress.printed import BYTEPS, BYTEPS_ONEBIT, RING
 from papers.hipress.setting import EC2
 from papers.hipress.systems import PARTITION_BYTES, SYSTEMS
@@ -70,7 +70,7 @@ def test_the_use_of_a_gpu_adds_up_to_its_computation() -> None:
     profile, cluster = catalogue.load("lstm"), EC2.cluster(4)
     timing = run_on_clock(SYSTEMS[RING].plan(profile, cluster), profile, cluster)
     for num_windows in (1, 7, 50):
-        uses = utilisation.window_uses(timing, num_windows)
+        uses = gpu_use.window_uses(timing, num_windows)
         assert all(0 <= use <= 1 for use in uses)
         used_s = sum(uses) * timing.iteration_s / num_windows
         assert used_s == pytest.approx(profile.forward_s + profile.backward_s, rel=1e-6)
