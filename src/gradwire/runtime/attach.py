@@ -374,10 +374,8 @@ class Attachment:
         else:
             made = self._planned(self.settings.plan, who, sparse_weights(self.model))
         if cluster is not None:
-            is_whole = cluster.num_ranks == who.world
-            known = cluster if is_whole else cluster.scaled(num_ranks=who.world)
             for message in made:
-                message.know(known)
+                message.know(cluster)
         return made
 
     def _fused(self, exchange: Exchange, who: Membership) -> list[Message]:

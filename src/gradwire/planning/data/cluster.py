@@ -155,20 +155,24 @@ class Cluster(Stored):
 
     @property
     def flat(self) -> Cluster:
-        """The same ranks as an exchange that knows no hosts meets them: each sends to all others.
+        """The same ranks as an exchange that knows no hosts meets them.
 
-        All ranks of a host send over its one link at once, and what they send each other does not
-        take it.
+        Where each sends to all others, all ranks of a host send over its one link at once; what
+        they send each other does not take it. A ring through all ranks crosses each host's link
+        once, so it has the link for itself.
 
         >>> host = Host(num_ranks=2, rate_bytes_per_s=1e9)
-        >>> Cluster(num_ranks=4, rate_bytes_per_s=6e6, host=host).flat.rate_bytes_per_s
-        4500000.0
+        >>> flat = Cluster(num_ranks=4, rate_bytes_per_s=6e6, host=host, hop_s=0.0).flat
+        >>> flat.rate_bytes_per_s, flat.collective_s("all_gather", 6e6)
+        (4500000.0, 3.0)
         """
         count, others = self.ranks_per_host, self.num_ranks - 1
         if count in (1, self.num_ranks):
             return self if count == 1 else self.within
         rate = self.rate_bytes_per_s * others / (count * (self.num_ranks - count))
-        return self.model_copy(update={"rate_bytes_per_s": rate, "host": None})
+        ring = self.model_copy(update={"host": None})
+        rings = {verb: ring.line(verb) for verb in ("all_reduce", "all_gather")}
+        return ring.model_copy(update={"rate_bytes_per_s": rate, "collectives": rings})
 
     @property
     def shares(self) -> Cluster:

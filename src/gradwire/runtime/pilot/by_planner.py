@@ -82,16 +82,15 @@ class by_planner(Pilot):
 
 
 class _Planned(MeasuredFlight):
-    """One model under ``by_planner``."""
+    """One model under ``by_planner``.
+
+    The planner is tried on links that carry 1 Gbit/s; what it refuses is raised.
+    """
 
     def __init__(self, pilot: by_planner, controls: Controls) -> None:
         super().__init__(pilot.planner, pilot.measured_steps, pilot.compressors, controls)
         self._pilot, self._planned_at = pilot, -1
-        self._try()
-
-    def _try(self) -> None:
-        """Plans for this model on links that carry 1 Gbit/s; raises what the planner refuses."""
-        engine, params = self._controls.engine, self._controls.params
+        engine, params = controls.engine, controls.params
         codec = CodecFit(**dict.fromkeys(PRIMITIVES, LineFit(alpha_s=1e-4, per_unit_s=1e-9)))
         rate, count = 1.25e8, engine.ranks_per_host
         cluster = Cluster(

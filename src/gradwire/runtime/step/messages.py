@@ -202,7 +202,12 @@ class Message:
         return self.flat_N.nbytes if "flat_N" in vars(self) else 0
 
     def know(self, cluster: Cluster) -> None:
-        """Has an exchange that chooses anew in each step choose for these ranks and links."""
+        """Has an exchange that chooses anew in each step choose for these ranks and links.
+
+        A cluster of another number of ranks is scaled.
+        """
+        if cluster.num_ranks != self.member.world:
+            cluster = cluster.scaled(num_ranks=self.member.world)
         self.member.cluster = cluster.flat
         if self._shares is not None:
             self.member.across(self.exchange.ranks_per_host).cluster = cluster.shares
