@@ -40,7 +40,9 @@ ASSUMPTIONS = (
     "backward order, and each other tensor by itself.",
     "Whether the paper's table 1 has error feedback is not said: both are measured.",
     "Figures 2, 5, 11 and 13 to 17 are simulated, on a flat cluster: each GPU has a link of its "
-    "own at the stated rate, though in the cloud cluster 4 GPUs of a node share one. A hop of a "
+    "own at the stated rate, though in the cloud cluster 4 GPUs of a node share one. Figure 11 has "
+    "rows of nodes of 4 GPUs too: a ring through all GPUs crosses a node's link once, and has it "
+    "for itself, and what each GPU sends to all others shares it. A hop of a "
     f"ring costs {1e6 * HOP_S:.0f} us, which is not printed.",
     "Models are the catalogue's, at its batch sizes and float32 seconds of a V100; an A100 is "
     f"taken to compute {A100_SPEED} times as fast. The paper prints neither batches nor seconds.",

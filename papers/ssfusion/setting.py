@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gradwire.planning import catalogue
-from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit, fit_line
 from gradwire.planning.data.profile import Profile
 
@@ -20,6 +20,8 @@ DENSITY, SPARSIFIER = 0.01, "dgc"
 MODELS = ("resnet152", "vit_large", "bert_large", "gpt2_large")
 """Figure 11's."""
 RANKS = (16, 32, 64)
+PCIE_GBIT = 256
+"""PCIe Gen4, 16 lanes, within a node (section V-A)."""
 HOP_S = 5e-6
 """Seconds of a hop between two GPUs over InfiniBand, however little it carries: assumed."""
 A100_SPEED = 2.2
@@ -50,6 +52,8 @@ class Reading:
     gpu_speed: float
     slower: Mapping[str, float] = field(default_factory=dict)
     """How many times as long a sparsifier takes as DGC; 1 where it is not named."""
+    gpus_per_node: int = 1
+    """The GPUs that share a link, if rings have it for themselves and other verbs share it."""
 
     def cluster(self, num_ranks: int, *, on_gpu: bool = False) -> Cluster:
         """So many GPUs, each with a link of its own.
@@ -62,14 +66,16 @@ class Reading:
         beside = GPU if on_gpu else CPU
         codecs = {name: _times(beside, self.slower.get(name, 1.0)) for name in names}
         of_all = {name: _codec(_times(GPU, self.slower.get(name, 1.0))) for name in WHOLE}
+        count, rate = self.gpus_per_node, self.rate_gbit * GBIT
         return Cluster(
             num_ranks=num_ranks,
-            rate_bytes_per_s=self.rate_gbit * GBIT,
+            rate_bytes_per_s=rate,
             hop_s=HOP_S,
+            host=Host(num_ranks=count, rate_bytes_per_s=PCIE_GBIT * GBIT) if count > 1 else None,
             codecs={**{name: _codec(line) for name, line in codecs.items()}, **of_all},
             inline={name: _times(GPU, self.slower.get(name, 1.0)) for name in names},
             source=f"SSFusion's testbed, read as: {self.name}",
-        )
+        ).flat
 
     def profile(self, model: str) -> Profile:
         """A catalogued model on the testbed's GPU."""
@@ -108,6 +114,8 @@ AS_FIGURE_2 = Reading(
     A100_SPEED,
     dict.fromkeys((SPARSIFIER, *WHOLE), PER_TENSOR_S / GPU.alpha_s),
 )
+AS_NODES = Reading("nodes of 4 GPUs share links of 200 Gbit/s", 200, A100_SPEED, gpus_per_node=4)
+"""Nothing is added up within a node first, as selections differ from GPU to GPU."""
 LOCAL = Reading("links of 100 Gbit/s", 100, 1.0)
 """8 nodes of one V100S (section V-A), taken as the profiles' V100."""
 LOCAL_RANKS = 8

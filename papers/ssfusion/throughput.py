@@ -32,7 +32,7 @@ from .printed import (
     FIGURE_11_OVER,
 )
 from .replayed import models_of
-from .setting import AS_FIGURE_2, AS_FIGURE_9, CLOUD, MODELS, RANKS
+from .setting import AS_FIGURE_2, AS_FIGURE_9, AS_NODES, CLOUD, MODELS, RANKS
 
 LITERAL = replace(COMMON, bound="none")
 """SSFusion with equation 2 as printed, which may send everything dense."""
@@ -44,7 +44,8 @@ def figure11(ask: Ask, models: Sequence[str] = MODELS, ranks: Sequence[int] = RA
         models, ranks = models[:2], (ranks[0], ranks[-1])
     most = max(ranks)
     cases = [Case(CLOUD, model, n) for model, n in product(models, ranks)]
-    cases += [Case(other, model, most) for other in (AS_FIGURE_9, AS_FIGURE_2) for model in models]
+    readings_too = (AS_FIGURE_9, AS_FIGURE_2, AS_NODES)
+    cases += [Case(other, model, most) for other in readings_too for model in models]
     cases += [Case(CLOUD, model, most, LITERAL) for model in models]
     rows = compared(ask, cases)
     main = where(rows, reading=cases[0].name)
