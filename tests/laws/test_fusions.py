@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion
 from gradwire_lab.laws.inputs import MIXED, profile_of
@@ -22,9 +22,11 @@ lines = st.builds(LineFit, alpha_s=st.floats(0.0, 0.02), per_unit_s=st.floats(0.
 MIXED_UP = profile_of(*[([100, 2000], 0.0, 0.004)] * 3, dtypes=MIXED)
 
 
-def cost_of(encode: LineFit, hop_s: float = 1e-3, rate: float = 1e6) -> SparseCost:
+def cost_of(
+    encode: LineFit, hop_s: float = 1e-3, rate: float = 1e6, host: Host | None = None
+) -> SparseCost:
     codecs = {"topk": CodecFit(encode=encode, decode=NOTHING, merge=NOTHING)}
-    cluster = Cluster(num_ranks=4, rate_bytes_per_s=rate, hop_s=hop_s, codecs=codecs)
+    cluster = Cluster(num_ranks=4, rate_bytes_per_s=rate, hop_s=hop_s, codecs=codecs, host=host)
     return SparseCost.of(cluster, "topk", 0.1)
 
 
@@ -37,7 +39,10 @@ def drawn(draw: st.DrawFn) -> list[Arrival]:
     )
 
 
-costs = st.builds(cost_of, lines, st.floats(0.0, 2e-2), st.floats(1e5, 1e8))
+HOST = Host(num_ranks=2, rate_bytes_per_s=1e8, hop_s=1e-5)
+costs = st.builds(
+    *(cost_of, lines, st.floats(0.0, 2e-2), st.floats(1e5, 1e8)), st.sampled_from((None, HOST))
+)
 
 
 @each("law", LAWS, ids=lambda law: law.__name__)

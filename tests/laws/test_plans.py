@@ -17,7 +17,7 @@ from gradwire.contract.registry import examples, load, names
 from gradwire.contract.trace.span import Trace
 from gradwire.errors import InvalidSetting
 from gradwire.planning.check import check
-from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
@@ -35,6 +35,7 @@ from gradwire_lab.planner.omgs import omgs
 from tests.each import each
 from tests.laws import broken_plans as broken
 from tests.laws import trace_laws
+from tests.laws.test_predictions import on_hosts
 from tests.planning.profiles import clusters, exact_cluster, measured, profiles
 from tests.strategies import bounded
 
@@ -67,6 +68,8 @@ def test_planner_laws(planner: Planner) -> None:
 
     for profile in (SOUND, ALONE):
         hold(profile, measured(exact_cluster()))
+    if on_hosts(planner, SOUND, measured(HOSTS)) is not None:
+        hold(SOUND, measured(HOSTS))
     plan = planner(SOUND, measured(MEASURED))
     assert iteration_s(plan, SOUND, MEASURED) == simulate(plan, SOUND, MEASURED).iteration_s
     bounded(4)(given(profile=profiles(), cluster=clusters)(hold))()
@@ -96,9 +99,13 @@ MEASURED = SLOW.model_copy(
     update={"collectives": dict.fromkeys(("all_reduce", "all_gather"), BENT), "host_share": 0.5}
 )
 """Of costs that no line fits."""
+HOSTS = SLOW.model_copy(
+    update={"num_ranks": 8, "host": Host(num_ranks=4, rate_bytes_per_s=1e8, hop_s=1e-5)}
+)
+"""Of ranks of which several share a link."""
 
 
-@each("planner, cluster", product([mgwfbp, omgs], [SLOW, MEASURED]))
+@each("planner, cluster", product([mgwfbp, omgs], [SLOW, MEASURED, HOSTS]))
 def test_a_planners_own_link_is_the_simulators(
     planner: Planner, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.casync import MOST_BATCHES, CaSyncCost, LeastCost
-from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
@@ -191,6 +191,27 @@ def test_who_shares_a_message_has_the_partitions_of_the_sum() -> None:
     assert alone.num_partitions < all_.num_partitions < 8
     (message,) = secopa(profile, cluster, bulk_bytes=2**30).messages
     assert message.exchange == f"onebit in {all_.num_partitions}"
+
+
+@each("collective", ["casync_ps", "casync_ring"])
+def test_hosts_compress_and_cut_their_shares(collective: str) -> None:
+    """As hosts of one rank do of half the elements, with half of the link for each."""
+    encode = LineFit(alpha_s=1e-3, per_unit_s=1e-9)
+    thin = cluster_of(4, 5e7, codec=CodecFit(encode=encode, decode=NOTHING, merge=NOTHING))
+    host = Host(num_ranks=2, rate_bytes_per_s=1e9)
+    hosts = thin.model_copy(update={"num_ranks": 8, "rate_bytes_per_s": 1e8, "host": host})
+    numels = [64, 320_000, 1_200_000, 48_000_000]
+    whole, short = (profile_of(([n // of for n in numels], 0.1, 0.1)) for of in (1, 2))
+    plan, other = (
+        secopa(profile, cluster, collective=collective, bulk_bytes=bulk_bytes)
+        for profile, cluster, bulk_bytes in ((whole, hosts, 2_000_000), (short, thin, 1_000_000))
+    )
+    assert plan.exchanges == other.exchanges
+    assert len({message.exchange for message in plan.messages}) > 1 < len(plan.messages)
+    for message, half in zip(plan.messages, other.messages, strict=True):
+        assert message.exchange == half.exchange
+        cuts = [(one.tensor, 2 * one.start, 2 * one.stop) for one in half.chunks]
+        assert [(one.tensor, one.start, one.stop) for one in message.chunks] == cuts
 
 
 def test_error_feedback_goes_to_what_needs_it() -> None:

@@ -8,15 +8,16 @@ import pytest
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.sparse_schemes import DENSE as NO_SCHEME
 from gradwire.exchange.sparse_schemes import schemes
-from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.cluster import Cluster, Host
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity
+from gradwire.planning.data.sparsity import Indices, SparsityProfile, TensorSparsity
 from gradwire.planning.exchanges import exchanges_of
 from gradwire.planning.make_plan import plan as make_plan
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.zen import zen
 from gradwire.planning.simulation.timeline import simulate
+from gradwire.planning.sparse import schemes_of
 from gradwire_lab.laws.planners import LAWS
 from gradwire_lab.planning.explain import explain
 from gradwire_lab.planning.index_sets import unit_sparsity
@@ -27,13 +28,18 @@ ROWS, WIDTH = 2000, 32
 SLOW = Cluster(num_ranks=8, rate_bytes_per_s=2.5e7, codecs=CODECS)
 
 
-def sparsity(compressor: str | None = None) -> SparsityProfile:
+def index_sets(width: int = WIDTH) -> list[Indices]:
+    """The non-zero units of eight gradients of the table."""
     draw = np.random.default_rng(0)
-    weights = 1 / np.arange(1, ROWS + 1)
-    width, units = (WIDTH, ROWS) if compressor is None else (1, ROWS * WIDTH)
-    weights = np.repeat(weights, WIDTH // width)
+    weights = np.repeat(1 / np.arange(1, ROWS + 1), WIDTH // width)
     weights /= weights.sum()
-    sets = [np.unique(draw.choice(units, 60 * WIDTH // width, p=weights)) for _ in range(8)]
+    units = ROWS * WIDTH // width
+    return [np.unique(draw.choice(units, 60 * WIDTH // width, p=weights)) for _ in range(8)]
+
+
+def sparsity(compressor: str | None = None, *, is_rows: bool = False) -> SparsityProfile:
+    width, units = (WIDTH, ROWS) if compressor is None else (1, ROWS * WIDTH)
+    sets = index_sets(width)
     a_block = max(1, 256 // width)
     blocks = [np.unique(one // a_block) for one in sets]
     return SparsityProfile(
@@ -46,6 +52,7 @@ def sparsity(compressor: str | None = None) -> SparsityProfile:
                 name="table",
                 units=unit_sparsity(sets, width, units),
                 blocks=unit_sparsity(blocks, a_block * width, -(-units // a_block)),
+                is_rows=is_rows,
             ),
         ),
     )
@@ -121,6 +128,45 @@ def test_a_plan_through_servers_is_simulated_without_any_value() -> None:
     too_many = Cluster(num_ranks=2048, rate_bytes_per_s=1e6, hop_s=1e-6)
     with pytest.raises(InvalidSetting, match="must be at most 1024, since each rank is simulated"):
         simulate(zen(profile(), too_many), profile(), too_many)
+
+
+HOSTS = SLOW.model_copy(update={"host": Host(num_ranks=2, rate_bytes_per_s=1e9, hop_s=1e-5)})
+
+
+@each("is_rows", [True, False])
+def test_hosts_add_up_what_does_not_come_as_rows(is_rows: bool) -> None:
+    """The prediction is what the simulator finds: of shares of sums, or of rows among all ranks."""
+    words = profile(measured=False).with_sparsity(sparsity(is_rows=is_rows))
+    ((at, choice),) = schemes_of(words, HOSTS).values()
+    assert (at.world, at.numel) == ((8, ROWS * WIDTH) if is_rows else (4, ROWS * WIDTH // 2))
+    plan = zen(words, HOSTS)
+    exchange = plan.exchanges[exchange_of(plan, "table")]
+    assert float(exchange.settings["expected_density"]) == pytest.approx(at.units.density, rel=0.01)
+    gathered = exchange.model_copy(update={"collective": "allgather_sparse"})
+    plan = plan.model_copy(update={"exchanges": dict.fromkeys(plan.exchanges, gathered)})
+    by_name = {one.scheme: one.seconds for one in choice.predictions}
+    for ranks in ("one", "all"):
+        spans = simulate(plan, words, HOSTS, ranks=ranks).spans
+        own = [one for one in spans if one.rank == 0 and one.name.startswith("table")]
+        took_s = sum(one.duration_s for one in own if one.lane == "communication")
+        assert by_name["allgather_sparse"] == pytest.approx(took_s, rel=0.01)
+
+
+def test_a_hosts_sum_is_as_sparse_as_its_ranks_gradients_together() -> None:
+    sets = index_sets()
+    sums = [np.union1d(*sets[first : first + 2]) for first in range(0, 8, 2)]
+    found = unit_sparsity(sets, WIDTH, ROWS).on_hosts(2, is_selected=False)
+    true = unit_sparsity(sums, WIDTH, ROWS)
+    assert found.num_units == ROWS // 2
+    assert found.density == pytest.approx(true.density, rel=0.05)
+    assert found.gamma(4) == pytest.approx(true.gamma(4), rel=0.05)
+    assert found.is_extrapolated(8)
+    assert not found.is_extrapolated(4)
+    selected = unit_sparsity(sets, WIDTH, ROWS).on_hosts(2, is_selected=True)
+    assert (selected.density, selected.gamma(4)) == (
+        pytest.approx(unit_sparsity(sets, WIDTH, ROWS).density),
+        pytest.approx(unit_sparsity(sets, WIDTH, ROWS).gamma(4)),
+    )
 
 
 def test_explained_in_words() -> None:

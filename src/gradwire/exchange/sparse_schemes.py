@@ -66,7 +66,7 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SchemeInputs:
-    """One gradient on one cluster."""
+    """One gradient on one cluster; where hosts have several ranks, a rank's share of their sum."""
 
     numel: int
     units: UnitSparsity
@@ -74,6 +74,8 @@ class SchemeInputs:
     cluster: Cluster
     dtype: torch.dtype = torch.float32
     handling: Handling = field(default_factory=Handling)
+    within_s: float = 0.0
+    """Seconds of transfers within the host, which every scheme takes."""
 
     @property
     def world(self) -> int:
@@ -228,7 +230,8 @@ class SchemeChoice(NamedTuple):
 
 def fastest_scheme(at: SchemeInputs, among: Mapping[str, Scheme] | None = None) -> SchemeChoice:
     """The fastest of these schemes, by default of all; of those that tie with it, the first."""
-    found = [scheme(at) for scheme in (schemes() if among is None else among).values()]
+    every = [scheme(at) for scheme in (schemes() if among is None else among).values()]
+    found = [one._replace(latency_s=at.within_s + one.latency_s) for one in every]
     least_s = min(one.seconds for one in found)
     best = next(one for one in found if one.seconds <= least_s * (1 + TIE))
     others = sorted((one for one in found if one is not best), key=lambda one: one.seconds)

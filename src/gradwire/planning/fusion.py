@@ -71,12 +71,17 @@ def arrivals(profile: Profile) -> list[Arrival]:
     return found
 
 
+NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)
+"""The line of what nobody measured."""
+
+
 @dataclass(frozen=True)
 class SparseCost:
     """The seconds that a sparsified gradient costs on one cluster.
 
     ``encode`` is the line of the codec's encode over elements where it holds up the backward pass;
-    ``gather`` that of an all-gather over the bytes of one rank.
+    ``gather`` that of an all-gather over the bytes of one rank. Hosts of several ranks add up
+    first, and encode their sums between two transfers: ``on_hosts`` has the seconds of both.
     """
 
     density: float
@@ -84,6 +89,13 @@ class SparseCost:
     gather: LineFit
     tells_sizes: bool
     """Whether ranks tell each other the sizes of their payloads first."""
+    num_shares: int = 1
+    """The ranks of a host, each of which encodes and gathers an equal share."""
+    on_hosts: LineFit = NOTHING
+    """Seconds of a message beside its all-gather, over the elements of a share of float32.
+
+    They are transfers within the host and the encode; nothing where each rank is a host.
+    """
 
     @classmethod
     def of(cls, cluster: Cluster, compressor: str, density: float) -> SparseCost:
@@ -93,12 +105,22 @@ class SparseCost:
         ``InvalidSetting`` for a compressor that is no sparsifier of a given density.
         """
         check_share("density", density)
-        codec = sparsifier(compressor, density)
+        made = sparsifier(compressor, density)
+        count, within, on_hosts = cluster.ranks_per_host, cluster.within_line, NOTHING
+        if count > 1:
+            codec = cluster.codecs.get(compressor)
+            encode = NOTHING if codec is None else codec.encode
+            on_hosts = LineFit(
+                alpha_s=within.alpha_s + encode.alpha_s,
+                per_unit_s=4 * count * within.per_unit_s + encode.per_unit_s,
+            )
         return cls(
             density=density,
             encode=cluster.inline_line(compressor) or NOTHING,
-            gather=cluster.line("all_gather"),
-            tells_sizes=not codec.traits.exact_size,
+            gather=cluster.shares.line("all_gather"),
+            tells_sizes=not made.traits.exact_size,
+            num_shares=count,
+            on_hosts=on_hosts,
         )
 
     def encode_s(self, numel: float) -> float:
@@ -110,23 +132,24 @@ class SparseCost:
         return max(1, round(self.density * numel))
 
     def gather_s(self, numel: int) -> float:
-        """Seconds of the all-gather of what so many elements become."""
-        return self.gather_bytes_s(ENTRY_BYTES * self.entries(numel))
+        """Seconds of a message of so many elements, sparsified as one, from its first transfer on:
+        of its all-gather, and of ``on_hosts``."""
+        share = -(-numel // self.num_shares)
+        gathered_s = self.gather_bytes_s(ENTRY_BYTES * self.entries(share))
+        return self.on_hosts.seconds(share) + gathered_s
 
     def gather_bytes_s(self, size_bytes: float) -> float:
-        """Seconds of the all-gather of a payload, with the sizes that go before it."""
+        """Seconds of the all-gather of a rank's payload, with the sizes that go before it."""
         told_s = self.gather.measured_s(SIZE_BYTES) if self.tells_sizes else 0.0
         return told_s + self.gather.measured_s(size_bytes)
 
     def gather_each_s(self, numels: Floats) -> Floats:
-        """``gather_s`` of many numbers of elements at once."""
+        """``gather_s`` of many numbers of elements at once, one or more each."""
         told_s = self.gather.measured_s(SIZE_BYTES) if self.tells_sizes else 0.0
-        size_bytes = ENTRY_BYTES * np.maximum(1.0, np.rint(self.density * numels))
-        return told_s + self.gather.measured_each(size_bytes)
-
-
-NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)
-"""The line of what nobody measured."""
+        shares = np.ceil(numels / self.num_shares)
+        size_bytes = ENTRY_BYTES * np.maximum(1.0, np.rint(self.density * shares))
+        on_hosts = self.on_hosts.alpha_s + self.on_hosts.per_unit_s * shares
+        return on_hosts + (told_s + self.gather.measured_each(size_bytes))
 
 
 def sparsifier(compressor: str, density: float) -> Compressor:

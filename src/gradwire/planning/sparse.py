@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,8 +21,12 @@ from .data.sparsity import SparsityProfile, UnitSparsity
 
 
 def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[SchemeInputs, SchemeChoice]]:
-    """The setting of each profiled sparse tensor on this cluster, and the scheme chosen for it."""
-    sparsity = profile.sparsity
+    """The setting of each profiled sparse tensor on this cluster, and the scheme chosen for it.
+
+    Hosts of several ranks add up first, and the setting is that of a rank's share of their sum. But
+    gradients that come as rows are not added up: they travel among all ranks.
+    """
+    sparsity, count = profile.sparsity, cluster.ranks_per_host
     if sparsity is None:
         return {}
     tensors = {tensor.name: tensor for layer in profile.layers for tensor in layer.tensors}
@@ -33,10 +37,20 @@ def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[SchemeInpu
             numel=tensor.numel,
             units=one.units,
             blocks=one.blocks,
-            cluster=cluster,
+            cluster=cluster.flat,
             dtype=getattr(torch, tensor.dtype),
             handling=sparsity.handling,
         )
+        if count > 1 and not one.is_rows:
+            is_selected = sparsity.compressor is not None
+            at = replace(
+                at,
+                numel=cluster.share(tensor.numel),
+                units=one.units.on_hosts(count, is_selected=is_selected),
+                blocks=one.blocks.on_hosts(count, is_selected=is_selected),
+                cluster=cluster.shares,
+                within_s=cluster.within_line.seconds(tensor.size_bytes),
+            )
         found[one.name] = at, fastest_scheme(at, schemes(of_rows=True) if one.is_rows else None)
     return found
 
@@ -55,6 +69,7 @@ class SparsePart:
     def of(cls, profile: Profile, cluster: Cluster, *, only_rows: bool = False) -> SparsePart:
         """The part for which a sparse scheme is the fastest, or no other carries its rows."""
         sparsity = profile.sparsity
+        numels = {t.name: t.numel for layer in profile.layers for t in layer.tensors}
         exchanges, messages = {}, []
         for name, (at, found) in schemes_of(profile, cluster).items():
             assert sparsity is not None
@@ -64,7 +79,7 @@ class SparsePart:
                 continue
             key = f"{found.scheme}: {name}"
             exchanges[key] = _exchange(sparsity, is_rows, at.units, found.scheme)
-            chunk = Chunk(tensor=name, start=0, stop=at.numel)
+            chunk = Chunk(tensor=name, start=0, stop=numels[name])
             messages.append(PlannedMessage(chunks=(chunk,), exchange=key))
         names = {message.chunks[0].tensor for message in messages}
         return cls(profile, tuple(messages), exchanges, _without(profile, names))

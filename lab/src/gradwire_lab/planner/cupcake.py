@@ -7,11 +7,14 @@ Source: Wang, Wu, Xu and Ng, "Cupcake: A Compression Scheduler for Scalable Comm
 Differences from the paper: cuts are found by an exact dynamic programme (``planning/fusion.py``),
     where published code halves its way to one split. Costs are the cluster's lines, where the code
     measures steps. Of numbers of groups that tie, the smallest is taken. The merge of what arrives
-    is not in the cost. Gradients of different dtypes are never in one group.
+    is not in the cost. Gradients of different dtypes are never in one group. Hosts of several
+    ranks encode their sums, between two transfers. So an encode there is a part of its message, and
+    delays neither the backward pass nor the encodes behind it.
 Settings: compressor, a sparsifier by name, and its density. Elements are selected from a whole
     group together, so a tensor of small gradients may send nothing for many steps. With ``inline``
     the backward pass waits for each encode, as in the paper, where both need the GPU. Without, the
-    groups are the same, and are encoded on gradwire's compute lane beside it.
+    groups are the same, and are encoded on gradwire's compute lane beside it, as they always are
+    where hosts have several ranks.
 Order: backward; the next forward starts when all communication has ended.
 """
 
@@ -38,7 +41,8 @@ def cupcake(
     """The plan of the groups whose sparsified gradients have all arrived earliest."""
     cost = SparseCost.of(cluster, compressor, density)
     groups = best_fusion(arrivals(profile), cost)
-    return flat_plan("cupcake", profile, groups, compressor, density, inline)
+    settings = compressor, density, inline
+    return flat_plan("cupcake", profile, groups, *settings, cluster.ranks_per_host)
 
 
 EXAMPLES = (cupcake, partial(cupcake, compressor="topk", density=0.1, inline=False))

@@ -6,9 +6,12 @@ Source: Wang, Lin, Zhu and Ng, "Hi-Speed DNN Training with Espresso: Unleashing 
 Differences from the paper:
     - It is written from accounts of the paper, as SSFusion gives one (section V-A), not from its
       own text.
-    - One level of links. So the options are: uncompressed by an all-reduce, or compressed and sent
-      whole to all ("indivisible": an all-gather) or in parts that ranks merge ("divisible": push
-      and pull by ``casync_ps``). The paper has trees of such choices within and among hosts.
+    - The paper has trees of choices within and among hosts. Here the options are: uncompressed by
+      an all-reduce, or compressed and sent whole to all ("indivisible": an all-gather) or in parts
+      that ranks merge ("divisible": push and pull by ``casync_ps``).
+    - Hosts of several ranks add up uncompressed in every option, and compress only among hosts.
+      Their sum is encoded between two transfers, on the compute lane. So none is encoded within
+      the backward pass there, and algorithm 2 has nothing to offload.
     - An encode "on the GPU" is one within the backward pass, and one that is offloaded is one on
       the compute lane, by the host for gradients in host memory. A device makes both itself, as
       ``runtime/device/streams.py`` serves ``selective`` alone. Copies are in the measured lines.
@@ -63,7 +66,7 @@ def espresso(
     lanes = _Lanes.of(profile, cluster, compressor, exchanges)
     if cluster.num_ranks > 1:
         select(lanes)
-        if offload:
+        if offload and lanes.has_inline:
             take_off(lanes)
     messages = tuple(map(lanes.message, range(len(lanes.tensors))))
     used = {message.exchange for message in messages}
@@ -111,6 +114,8 @@ class _Lanes:
     beside: LineFit
     carries_s: dict[str, list[float]]
     """Seconds on the wire of each tensor by each option; ``DENSE`` is one of them."""
+    has_inline: bool
+    """Whether encodes may be within the backward pass; else they are among ``carries_s``."""
     options: list[str] = field(init=False)
     offloaded: list[bool] = field(init=False)
 
@@ -147,6 +152,7 @@ class _Lanes:
             inline=cluster.inline_line(compressor) or NOTHING,
             beside=NOTHING if codec is None else codec.encode,
             carries_s=carries_s,
+            has_inline=cluster.ranks_per_host == 1,
         )
 
     def timed(self) -> tuple[list[float], list[TimedMessage]]:
@@ -190,7 +196,7 @@ class _Lanes:
 
     def message(self, place: int) -> PlannedMessage:
         tensor, option = self.tensors[place], self.options[place]
-        is_inline = option != DENSE and not self.offloaded[place]
+        is_inline = self.has_inline and option != DENSE and not self.offloaded[place]
         return PlannedMessage(
             chunks=chunks_in([Arrival(tensor, 0.0)]),
             exchange=option,

@@ -6,11 +6,13 @@ Source: Shi et al., "Communication-Efficient Distributed Deep Learning with Merg
 Differences from the paper: costs are the cluster's measured lines and its all-gather, where the
     code has a model of one GPU's top-k. The last tensor is merged by the same rule as others, where
     the code always merges it. Gradients of different dtypes are never merged, and neither are 2^31
-    elements or more, of which an int32 could not tell the places.
+    elements or more, of which an int32 could not tell the places. Hosts of several ranks encode
+    their sums, between two transfers. So there t_s is 0, and the encode is a part of t_c.
 Settings: compressor, a sparsifier by name, and its density. Elements are selected from a whole
     group together, so a tensor of small gradients may send nothing for many steps. With ``inline``
     the backward pass waits for each encode, as in the paper, where both need the GPU. Without, the
-    groups are the same, and are encoded on gradwire's compute lane beside it.
+    groups are the same, and are encoded on gradwire's compute lane beside it, as they always are
+    where hosts have several ranks.
 Order: backward; the next forward starts when all communication has ended.
 
 Backward pass and sparsification take turns: the backward of the next tensor waits for the
@@ -48,7 +50,8 @@ def omgs(
     """The plan of OMGS-SGD for this profile and cluster."""
     cost = SparseCost.of(cluster, compressor, density)
     groups = _merged(arrivals(profile), cost)
-    return flat_plan("omgs", profile, groups, compressor, density, inline)
+    settings = compressor, density, inline
+    return flat_plan("omgs", profile, groups, *settings, cluster.ranks_per_host)
 
 
 def _merged(every: list[Arrival], cost: SparseCost) -> list[list[Arrival]]:

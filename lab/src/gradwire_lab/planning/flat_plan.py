@@ -17,11 +17,13 @@ def flat_plan(
     compressor: str,
     density: float,
     inline: bool,
+    ranks_per_host: int = 1,
 ) -> Plan:
     """The plan of groups whose elements are selected from together and travel by an all-gather.
 
     They are encoded within the backward pass if ``inline``, else on the compute lane. A group that
-    is too long for that travels dense.
+    is too long for that travels dense. Hosts of several ranks encode their sums, which the
+    backward pass cannot wait for.
     """
     if not isinstance(inline, bool):
         raise invalid("inline", inline, "True or False", "leave it out")
@@ -43,7 +45,9 @@ def flat_plan(
             else PlannedMessage(
                 chunks=chunks_in(group),
                 exchange=compressor,
-                inline=tuple(one.name for one, _ in group) if inline else (),
+                inline=tuple(one.name for one, _ in group)
+                if inline and ranks_per_host == 1
+                else (),
             )
             for group in groups
         ),

@@ -56,7 +56,8 @@ def carry_s(
 ) -> float:
     """Seconds that a message takes by the simulator when it is alone and already encoded.
 
-    Infinite where it holds more elements than are sparsified together.
+    Hosts of several ranks cannot have encoded it, so there the encode is among these. Infinite
+    where it holds more elements than are sparsified together.
     """
     if sum(one.numel for one in tensors) > MOST_ELEMENTS:
         return inf

@@ -69,8 +69,9 @@ class Cluster(Stored):
     """``num_ranks`` in a ring of full-duplex links that carry ``rate_bytes_per_s`` each way.
 
     With ``host`` several ranks share a host's link, and exchange messages as ``attach(mesh=)``
-    does. An all-reduce then has three parts: a sum within the host, an all-reduce of shares among
-    hosts, and a gather within the host. Formulas give its time; other exchanges are simulated.
+    does. A message then has three parts: sums within the host, of a share for each rank; an
+    exchange of shares among hosts; a gather within the host. ``within_line`` has the seconds of the
+    first and the last part, ``shares`` those of verbs for shares.
     ``collectives`` and ``codecs`` have measured times. A formula gives the time of a verb that was
     not measured. Raises pydantic's ``ValueError`` for figures that no cluster can have.
 
@@ -98,7 +99,8 @@ class Cluster(Stored):
     """
     host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The share of a collective's latency in which the host works for this collective alone. The
-    other parts of several collectives' latencies pass at the same time."""
+    other parts of several collectives' latencies pass at the same time. Not counted where hosts
+    have several ranks, as each works for its own share."""
     beside: Annotated[float, Field(ge=0, le=1)] = 1.0
     """The speed of the model's computation while the rank encodes, decodes or merges. 1: there are
     cores for both. 0: the model waits."""
@@ -151,7 +153,26 @@ class Cluster(Stored):
         if self.ranks_per_host == 1:
             return self
         num_hosts = self.num_ranks // self.ranks_per_host
-        return self.model_copy(update={"num_ranks": num_hosts, "host": None})
+        return self.model_copy(update={"num_ranks": num_hosts, "host": None, "host_share": 0.0})
+
+    def share(self, numel: int) -> int:
+        """The elements of a message that each rank of a host exchanges with other hosts."""
+        return -(-numel // self.ranks_per_host)
+
+    @property
+    def within_line(self) -> LineFit:
+        """Seconds of a message within the hosts, before and after its exchange, over its bytes.
+
+        Each rank gets the sum of one share, and gives the share's mean to all others of its host.
+        Nothing where each rank is a host of its own.
+        """
+        count, within = self.ranks_per_host, self.within
+        rounds, copies = travel("all_to_all", count)
+        # A share is given to all others at once, which is one message behind the all-to-all.
+        return LineFit.model_construct(
+            alpha_s=(rounds + 1) * within.hop_s if count > 1 else 0.0,
+            per_unit_s=(copies + (count - 1) / count) / within.rate_bytes_per_s,
+        )
 
     @property
     def flat(self) -> Cluster:
@@ -176,7 +197,12 @@ class Cluster(Stored):
 
     @property
     def shares(self) -> Cluster:
-        """One rank of each host, as all ranks of the host send their shares over its one link."""
+        """One rank of each host, as all ranks of the host send their shares over its one link.
+
+        A verb for a share costs here what it costs on the cluster.
+        """
+        if self.ranks_per_host == 1:
+            return self
         rate = self.rate_bytes_per_s / self.ranks_per_host
         return self.across.model_copy(update={"rate_bytes_per_s": rate})
 
@@ -205,7 +231,12 @@ class Cluster(Stored):
         return self.collective_s("all_reduce", size_bytes)
 
     def inline_line(self, compressor: str) -> LineFit | None:
-        """The line of an encode that holds up the backward pass; None where it is not measured."""
+        """The line of an encode that holds up the backward pass; None where it is not measured.
+
+        It is nothing where hosts have several ranks: their sum, which is encoded, comes after it.
+        """
+        if self.ranks_per_host > 1:
+            return LineFit(alpha_s=0.0, per_unit_s=0.0)
         if compressor in self.inline:
             return self.inline[compressor]
         codec = self.codecs.get(compressor)
@@ -307,37 +338,33 @@ class Cluster(Stored):
     def parts_s(self, verb: str, size_bytes: float) -> tuple[float, float]:
         """Seconds of latency, and of a whole link, that ``collective_s`` is made of.
 
-        What passes within a host takes nothing of its link, and counts as latency.
+        What passes within a host takes nothing of its link, and counts as latency. Raises
+        ``InvalidSetting`` for another verb than an all-reduce where hosts have several ranks.
         """
         if self.ranks_per_host > 1:
-            within_s, latency_s, work_s = self._levels(verb, size_bytes)
-            return (within_s + latency_s, work_s) if size_bytes else (0.0, 0.0)
+            self._check_of_messages(verb)
+            latency_s, work_s = self.shares.parts_s(verb, size_bytes / self.ranks_per_host)
+            return self.within_line.seconds(size_bytes) + latency_s, work_s
         return self.line(verb).parts(size_bytes, self.host_share)
 
-    def _levels(self, verb: str, size_bytes: float) -> tuple[float, float, float]:
-        """Seconds within the host, then of latency and of the whole link among hosts."""
+    def _check_of_messages(self, verb: str) -> None:
+        """Refuses verbs that, where hosts have several ranks, only shares of messages have."""
         if verb != "all_reduce":
-            accepted = "all_reduce, the only one with a formula where hosts have several ranks"
-            remedy = "take a planner of all-reduces, or simulate the exchange"
+            accepted = "all_reduce, the only one of whole messages where hosts have several ranks"
+            remedy = "ask shares for a verb of shares, and within_line for the host"
             raise invalid("verb", verb, accepted, remedy)
-        count, within, across = self.ranks_per_host, self.within, self.across
-        rounds, copies = travel("all_to_all", count)
-        share_bytes = size_bytes / count
-        # A share is given to all others at once, which is one message behind the all-to-all.
-        within_s = (rounds + 1) * within.hop_s + (
-            copies * size_bytes + (count - 1) * share_bytes
-        ) / within.rate_bytes_per_s
-        line = across.line(verb)
-        # All ranks of a host send their shares over its one link.
-        return within_s, line.alpha_s, line.per_unit_s * share_bytes * count
 
     def line(self, verb: str) -> LineFit:
         """The cost of a verb by its size in bytes: as it was measured, else by formula."""
         if self.num_ranks == 1 and verb in VERBS:
             return LineFit(alpha_s=0.0, per_unit_s=0.0)
         if self.ranks_per_host > 1:
-            alpha_s, unit_s = (sum(self._levels(verb, size)) for size in (0.0, 1.0))
-            return LineFit.model_construct(alpha_s=alpha_s, per_unit_s=unit_s - alpha_s)
+            self._check_of_messages(verb)
+            within, among = self.within_line, self.shares.line(verb)
+            return LineFit.model_construct(
+                alpha_s=within.alpha_s + among.alpha_s,
+                per_unit_s=within.per_unit_s + among.per_unit_s / self.ranks_per_host,
+            )
         measured = self.collectives.get(verb)  # type: ignore[call-overload]
         if measured is not None:
             return measured  # type: ignore[no-any-return]

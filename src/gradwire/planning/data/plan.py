@@ -45,6 +45,8 @@ class PlannedMessage(Frozen):
 
     An exchange that encodes a message as one does so when the message is launched, and ``inline``
     holds all of its tensors. One with a ``sparsifier`` encodes each when its gradient is ready.
+    Hosts of several ranks encode their sums, on the compute lane, whatever is named here or in
+    ``early``.
     """
     early: tuple[str, ...] = ()
     """Tensors that are encoded on the compute lane as soon as their own gradients are ready; those

@@ -176,6 +176,32 @@ class UnitSparsity(Frozen):
         push, pull = (_between(known, measured) * growth for known in (pushes, pulls))
         return max(1.0, min(push, float(num_ranks))), max(1.0, min(pull, float(num_ranks)))
 
+    def on_hosts(self, num_ranks: int, *, is_selected: bool) -> UnitSparsity:
+        """The sparsity of a rank's share of its host's sum, where hosts have ``num_ranks`` each.
+
+        A unit of the sum is non-zero if one of the host's ranks has it. If a sparsifier selects
+        from the sum (``is_selected``), hosts send as much as ranks would. Hosts are then taken to
+        overlap as ranks do, and shares to be skewed as whole gradients are. The share of the rank
+        that sends most has a unit at least.
+        """
+        count = 1 if is_selected else num_ranks
+        own, num_units = self.gamma(count), -(-self.num_units // num_ranks)
+        grown = [
+            Densification.model_construct(
+                ranks=hosts,
+                ratio=self.gamma(hosts * count) / own,
+                extrapolated=self.is_extrapolated(hosts * count),
+            )
+            for hosts in (DOUBLINGS if self.densification else ())
+        ]
+        return self.model_copy(
+            update={
+                "num_units": num_units,
+                "density": min(1.0, max(self.density * own, 1 / num_units if self.density else 0)),
+                "densification": tuple(grown),
+            }
+        )
+
     @property
     def _most(self) -> float:
         return 1 / self.density if self.density else 1.0

@@ -19,6 +19,10 @@ Differences from the paper:
     - Encodes and decodes of PowerSGD are two and one, and its two all-reduces follow each other;
       table 3 has one of each.
     - At most 16 batches are tried; the paper states no bound.
+    - Hosts of several ranks add up uncompressed (section 5.1, local aggregation). The paper does
+      not say who compresses for a host. Here each of its L ranks does, an L-th of a message. So N
+      is the number of hosts, m the bytes of a share, and T_send that of a link of an L-th of the
+      rate, as all L use it at once. Seconds within the host are the same compressed or not.
 Settings: compressor, and its density if it is a sparsifier; collective, "casync_ps", "casync_ring",
     or "allreduce" for a compressor of low rank; bulk_bytes; credit, the messages at once.
 Order: backward; the next forward starts when all communication has ended.
@@ -40,6 +44,7 @@ from ...contract.spec import TensorSpec
 from ...contract.travel import travel
 from ...errors import invalid
 from ...exchange.by_name import algorithm_by_name
+from ...exchange.two_level import on_hosts
 from ..buckets import check_bytes, check_credit
 from ..casync import CaSyncCost, LeastCost
 from ..data.cluster import Cluster
@@ -68,7 +73,9 @@ def secopa(
     check_credit(credit)
     if density is not None:
         check_share("density", density)
-    maker = _Maker(cluster, *_exchange(compressor, density, collective))
+    setting, made = _exchange(compressor, density, collective)
+    on_hosts(exchange_of_setting(setting), cluster.ranks_per_host)  # refuses what hosts cannot do
+    maker = _Maker(cluster, cluster.shares, setting, made)
     messages = tuple(maker.messages(profile, bulk_bytes))
     return Plan(
         planner="secopa",
@@ -118,6 +125,8 @@ class _Maker:
     """Makes messages of gradients that travel together, and names their exchanges."""
 
     cluster: Cluster
+    hosts: Cluster
+    """The cluster as an exchange sees it: one rank of each host."""
     setting: ExchangeSetting
     made: Any
     """The algorithm of the setting."""
@@ -125,7 +134,7 @@ class _Maker:
     """The exchanges of the messages, which differ in their number of partitions."""
 
     def messages(self, profile: Profile, bulk_bytes: int) -> Iterator[PlannedMessage]:
-        num_ranks = self.cluster.num_ranks
+        num_ranks = self.hosts.num_ranks
         traits = self.made.traits
         # Gradients that share a message are encoded as each would be alone, or do not share any.
         may_share = traits.layout is not Layout.SPARSE or traits.shared_scale
@@ -149,8 +158,8 @@ class _Maker:
     def _choose(self, tensors: Sequence[ProfiledTensor]) -> LeastCost:
         """The cost model's advice for gradients that travel together."""
         name = self.setting.compressor
-        if name not in self.cluster.codecs:
-            measured = ", ".join(sorted(self.cluster.codecs)) or "none"
+        if name not in self.hosts.codecs:
+            measured = ", ".join(sorted(self.hosts.codecs)) or "none"
             raise invalid(
                 "compressor",
                 name,
@@ -158,33 +167,37 @@ class _Maker:
                 "measure it with gradwire profile, without --no-codecs, and give its cluster.json",
             )
         cost = CaSyncCost.of(
-            self.cluster,
-            self.cluster.codecs[name],
+            self.hosts,
+            self.hosts.codecs[name],
             is_ring=self.setting.collective == "casync_ring",
             is_low_rank=self.setting.collective is None,
         )
         return cost.choose(
-            sum(tensor.numel for tensor in tensors),
-            sum(tensor.size_bytes for tensor in tensors),
+            sum(self._share(tensor).numel for tensor in tensors),
+            sum(self._share(tensor).size_bytes for tensor in tensors),
             sum(map(self._payload_bytes, tensors)),
         )
 
+    def _share(self, tensor: ProfiledTensor) -> TensorSpec:
+        """The spec of what a rank exchanges of a gradient."""
+        return TensorSpec("", self.cluster.share(tensor.numel), getattr(torch, tensor.dtype))
+
     def _payload_bytes(self, tensor: ProfiledTensor) -> float:
-        """Bytes that a whole gradient becomes: r m."""
-        spec = TensorSpec("", tensor.numel, getattr(torch, tensor.dtype))
+        """Bytes that a rank's share of a gradient becomes: r m."""
+        spec = self._share(tensor)
         if isinstance(self.made, Compressor):
             return self.made.typical(spec).size_bytes
-        spec, ranks = replace(spec, shapes=(tensor.shape,)), self.cluster.num_ranks
+        spec, ranks = replace(spec, shapes=(tensor.shape,)), self.hosts.num_ranks
         sent_bytes: float = self.made.expected_bytes(spec, ranks)[0]
         return sent_bytes / travel("all_reduce", ranks).copies
 
     def _cut(self, tensor: ProfiledTensor, num_partitions: int) -> Iterator[PlannedMessage]:
-        """A message for each batch of as many partitions as there are ranks, and one for the rest.
+        """A message for each batch of as many partitions as there are hosts, and one for the rest.
 
         The exchange cuts a message into its partitions at multiples of 8 elements, so those of a
         tiny gradient may be empty.
         """
-        count, num_ranks = min(num_partitions, tensor.numel), self.cluster.num_ranks
+        count, num_ranks = min(num_partitions, tensor.numel), self.hosts.num_ranks
         for first in range(0, count, num_ranks):
             last = min(first + num_ranks, count)
             start, stop = (tensor.numel * place // count for place in (first, last))
@@ -192,7 +205,7 @@ class _Maker:
             yield self._message((chunk,), last - first)
 
     def _together(self, tensors: list[ProfiledTensor], is_compressed: bool) -> PlannedMessage:
-        """One message; of at most as many partitions as there are ranks, if it is compressed."""
+        """One message; of at most as many partitions as there are hosts, if it is compressed."""
         chunks = tuple(Chunk(tensor=one.name, start=0, stop=one.numel) for one in tensors)
         if not is_compressed:
             return PlannedMessage(chunks=chunks)
@@ -201,7 +214,7 @@ class _Maker:
     def _message(self, chunks: tuple[Chunk, ...], partitions: int) -> PlannedMessage:
         """A compressed message; the exchange is told of partitions where they are few."""
         name, setting = self.setting.compressor, self.setting
-        if setting.collective is not None and partitions < self.cluster.num_ranks:
+        if setting.collective is not None and partitions < self.hosts.num_ranks:
             name = f"{name} in {partitions}"
             few = {"collective_settings": {"partitions": partitions}}
             setting = setting.model_copy(update=few)

@@ -37,10 +37,12 @@ from operator import itemgetter
 
 from ...contract.bounds import check_share
 from ...errors import invalid
+from ...exchange.two_level import on_hosts
 from ..data.cluster import Cluster
 from ..data.fit import LineFit
 from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from ..data.profile import Profile
+from ..exchanges import exchange_of_setting
 from ..fusion import (
     ENTRY_BYTES,
     NOTHING,
@@ -71,6 +73,8 @@ def ssfusion(
     _check("bound", bound, BOUNDS)
     check_share("floor", floor)
     cost = SparseCost.of(cluster, sparsifier, density)
+    # Refuses what hosts of several ranks cannot do.
+    on_hosts(exchange_of_setting(_selective(sparsifier, density, 0)), cluster.ranks_per_host)
     codec = cluster.codecs.get(sparsifier)
     maker = _Maker(
         cluster=cluster,

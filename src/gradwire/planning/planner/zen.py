@@ -4,10 +4,11 @@ Source: ZEN (OSDI 2025), section 3: the sparsity of the first iterations decides
     1 and 2.
 Differences from the paper: latency, host work and formats count as well, and all schemes are
     compared, the dense all-reduce among them (``exchange/sparse_schemes.py``). Gradients that are
-    dense, or that dense is fastest for, are merged as MG-WFBP does.
+    dense, or that dense is fastest for, are merged as MG-WFBP does. Hosts of several ranks add up
+    first, and a scheme is among hosts: its gradients are shares of sums, which are denser.
 Settings: none; the profile's ``sparsity`` says what is sparse, and by which sparsifier if by one.
     Without it the plan is MG-WFBP's. Gradients that come as rows take a scheme that carries these,
-    without loss, whatever dense would take.
+    without loss, whatever dense would take. Hosts do not add them up: they travel among all ranks.
 Order: backward; a sparse tensor is a message of its own. Nothing is cut; the next forward starts
     when all communication has ended.
 """

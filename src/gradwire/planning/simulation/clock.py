@@ -264,6 +264,8 @@ class Demand:
     """
     exchanges: dict[str, Exchange]
     """By their names in the plan, as the cluster's hosts carry them out."""
+    of_rows: set[str]
+    """The names of exchanges of gradients that come as rows, which hosts do not add up."""
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> Demand:
@@ -292,13 +294,22 @@ class Demand:
             sorted(inline, key=lambda one: -one.layer),
             [one for one, is_inline in encodes if not is_inline],
         )
-        exchanges = {name: on_hosts(one, cluster.ranks_per_host) for name, one in made.items()}
-        return cls(plan, iteration, specs, exchanges)
+        rows = {t.name for t in profile.sparsity.tensors if t.is_rows} if profile.sparsity else {}
+        of_rows = {one.exchange for one in plan.messages if one.chunks[0].tensor in rows} - {DENSE}
+        exchanges = {
+            name: one if name in of_rows else on_hosts(one, cluster.ranks_per_host)
+            for name, one in made.items()
+        }
+        return cls(plan, iteration, specs, exchanges, of_rows)
+
+    def _tariff(self, name: str) -> Tariff:
+        cluster = self.iteration.cluster
+        return Tariff.of(self.exchanges[name], cluster.flat if name in self.of_rows else cluster)
 
     def one_rank(self) -> Timing:
         """The times on a rank that stands for all."""
         cluster = self.iteration.cluster
-        tariffs = {name: Tariff.of(self.exchanges[name], cluster) for name in self.plan.exchanges}
+        tariffs = {name: self._tariff(name) for name in self.plan.exchanges}
         every = list[tuple[Superstep, ...]]()
         for message, spec in zip(self.plan.messages, self.specs, strict=True):
             if message.exchange == DENSE:
@@ -312,14 +323,17 @@ class Demand:
     def all_ranks(self, slowness: Sequence[float]) -> list[Timing]:
         """The times on every rank, with a factor on each rank's computations."""
         cluster, known = self.iteration.cluster, dict[object, list[tuple[Superstep, ...]]]()
-        tariffs = {name: Tariff.of(made, cluster) for name, made in self.exchanges.items()}
+        tariffs = {name: self._tariff(name) for name in self.exchanges}
         every: list[list[tuple[Superstep, ...]]] = [[] for _ in slowness]
         turns = turns_of(message.exchange for message in self.plan.messages)
         for message, spec, turn in zip(self.plan.messages, self.specs, turns, strict=True):
             exchange, tariff = self.exchanges[message.exchange], tariffs[message.exchange]
             own_turn = turn if takes_turns(exchange, spec, tariff) else 0
             key = message.exchange, spec, own_turn
-            if key not in known:  # messages of one size and exchange are alike but for their turn
+            if message.exchange in self.of_rows and cluster.ranks_per_host > 1:
+                # Hosts' links are in the tariff, which is that of ranks that have one each.
+                known[key] = [alone(exchange, spec, tariff)] * len(slowness)
+            elif key not in known:  # messages of a size and exchange are alike but for their turn
                 known[key] = supersteps_of(exchange, spec, tariff, own_turn)
             for own, supersteps in zip(every, known[key], strict=True):
                 own.append(without_encode(message, supersteps))
@@ -350,9 +364,11 @@ def encodes_of(
 ) -> Iterator[tuple[Encode, bool]]:
     """The encodes that messages name, and whether the backward pass waits for each.
 
-    Among one rank nothing is encoded; what is not measured takes no time.
+    Among one rank nothing is encoded, and hosts of several ranks encode their sums, which come
+    after the launch. What is not measured takes no time.
     """
-    for number, message in enumerate(plan.messages if cluster.num_ranks > 1 else ()):
+    is_flat = cluster.num_ranks > 1 == cluster.ranks_per_host
+    for number, message in enumerate(plan.messages if is_flat else ()):
         if not message.inline and not message.early:
             continue
         exchange = plan.exchanges[message.exchange]

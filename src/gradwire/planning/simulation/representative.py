@@ -15,7 +15,7 @@ import torch
 from ...contract import Exchange
 from ...contract.shapes_only import record
 from ...contract.spec import TensorSpec, squarest
-from ...contract.verbs import Recv, Send
+from ...contract.verbs import Among, Recv, Send
 from .events import Traffic, play
 from .supersteps import (
     MOST_PLAYED,
@@ -97,10 +97,11 @@ def _is_shift(wire: tuple[Hop | Joint, ...], world: int) -> bool:
     return sent == taken and (not hops or len(hops) == len(wire))
 
 
-def alone_on(wire: tuple[Hop | Joint, ...]) -> Price:
+def alone_on(wire: tuple[Hop | Joint, ...], ranks_per_host: int = 1) -> Price:
     """Seconds of latency, and of a link that serves nothing else, for verbs that run at once.
 
-    Its two directions are busy at the same time; a collective keeps both busy.
+    Its two directions are busy at the same time; a collective keeps both busy. All ranks of a host
+    exchange shares with other hosts at once. What they send each other is latency to their link.
     """
     sends_s = receives_s = together_s = 0.0
     for verb in wire:
@@ -111,7 +112,10 @@ def alone_on(wire: tuple[Hop | Joint, ...]) -> Price:
         else:
             receives_s += verb.price.work_s
     latency_s = max(verb.price.latency_s for verb in wire)
-    return Price(latency_s, together_s + max(sends_s, receives_s))
+    work_s = together_s + max(sends_s, receives_s)
+    if wire[0].among is Among.HOST:
+        return Price(latency_s + work_s, 0.0)
+    return Price(latency_s, work_s * (ranks_per_host if wire[0].among is Among.HOSTS else 1))
 
 
 # ---- Curves ------------------------------------------------------------------------------------
@@ -156,7 +160,7 @@ def _figures_at(exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tari
     for one in supersteps_of_rank(exchange, spec, tariff) if tariff.num_ranks > 1 else ():
         seconds = sum(work.seconds for work in one.works)
         if one.wire:
-            latency, work = alone_on(one.wire)
+            latency, work = alone_on(one.wire, tariff.ranks_per_host)
             latency_s, work_s = latency_s + latency, work_s + work
             sent_bytes, num_verbs = sent_bytes + one.sent_bytes, num_verbs + 1
             beside_s += seconds
@@ -189,10 +193,12 @@ def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superst
         for span in outcome.spans
         if span.rank == slowest and span.lane == "communication"
     ]
-    return _folded(every[slowest], seconds)
+    return _folded(every[slowest], seconds, per_host)
 
 
-def _folded(supersteps: tuple[Superstep, ...], wire_s: list[float]) -> tuple[Superstep, ...]:
+def _folded(
+    supersteps: tuple[Superstep, ...], wire_s: list[float], ranks_per_host: int = 1
+) -> tuple[Superstep, ...]:
     """The supersteps with one collective in place of the verbs for the network of each.
 
     ``wire_s`` holds the seconds that the verbs of each such superstep took. Two of these become one
@@ -204,7 +210,7 @@ def _folded(supersteps: tuple[Superstep, ...], wire_s: list[float]) -> tuple[Sup
     found: list[Superstep] = []
     for number, superstep in enumerate(supersteps):
         if superstep.wire:
-            superstep = superstep._replace(wire=(_joint(superstep, next(took_s)),))
+            superstep = superstep._replace(wire=(_joint(superstep, next(took_s), ranks_per_host),))
         is_idle = not any(work.seconds for work in superstep.works)
         if is_idle and not superstep.wire and number in between:
             continue
@@ -214,12 +220,12 @@ def _folded(supersteps: tuple[Superstep, ...], wire_s: list[float]) -> tuple[Sup
     return tuple(found)
 
 
-def _joint(superstep: Superstep, took_s: float) -> Joint:
+def _joint(superstep: Superstep, took_s: float, ranks_per_host: int) -> Joint:
     """A superstep's verbs for the network as one collective.
 
     Its links are in use as long as the busier of the two directions is.
     """
-    work_s = min(took_s, alone_on(superstep.wire).work_s)
+    work_s = min(took_s, alone_on(superstep.wire, ranks_per_host).work_s)
     return Joint(superstep.name, (), int(superstep.sent_bytes), Price(took_s - work_s, work_s))
 
 

@@ -112,7 +112,7 @@ class Tariff:
             lines,
             host_lines,
             cluster.ranks_per_host,
-            cluster.host_share,
+            cluster.across.host_share,
             cluster.codecs.get(only),
             plain,
         )
