@@ -33,6 +33,7 @@ from papers.ssfusion.throughput import figure11
 from papers.ssfusion.training import Trained
 from papers.ssfusion.varied import figure14, figure15, figure16, figure17
 from papers.usbyte import bandwidth, blocks, lines, order, overhead, scaling
+from papers.usbyte import losses as usbyte_losses
 from papers.workloads.applications import text_lstm, text_transformer
 from papers.zen import balance as zen_balance
 from papers.zen import formats as zen_formats
@@ -145,6 +146,7 @@ USBYTE: dict[str, Measure] = {
     "figure9": lines.figure9,
     "figure10": partial(scaling.figure10, models=("vgg16",), ranks=(2, 8), trials=1),
     "table5": partial(overhead.table5, models=("vgg16", "googlenet"), repeats=2),
+    "figure12": partial(usbyte_losses.figure12, nodes=(2,), num_images=64, goal=2.3),
     "figure11": partial(bandwidth.figure11, models=("vgg16",), ranks=(2, 8), trials=1),
     "figure13": partial(order.figure13, orders=200),
     "figure14": partial(

@@ -14,11 +14,12 @@ from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of as drawn
-from papers.usbyte import lines, overhead
+from papers.usbyte import lines, losses, overhead
 from papers.usbyte.order import SecondPhase
 from papers.usbyte.printed import AsPrinted, plan_as_printed
 from papers.usbyte.readings import LOSSY, OURS, compare, most_over_wfbp
 from papers.usbyte.setting import MODELS, cluster_1, profile_of
+from tests.each import each
 from tests.papers.small import Measured, ask
 from tests.planning.profiles import clusters, profiles
 from tests.strategies import bounded
@@ -103,3 +104,15 @@ def test_even_cuts_hold_every_element_once() -> None:
         assert own[0][0] == 0
         assert own[-1][1] == bucket.numel
         assert [stop for _, stop in own[:-1]] == [start for start, _ in own[1:]]
+
+
+# Figure 12
+
+
+@each("epochs, agrees", [((8.0, 9.0, 10.0), True), ((8.0, 9.0, 10.1), False), ((8.0, None), False)])
+def test_nodes_reach_a_loss_in_as_many_epochs(
+    epochs: tuple[float | None, ...], agrees: bool
+) -> None:
+    found = losses.alike_claim([{"epochs_to_goal": one} for one in epochs], 1.0)
+    assert found.agrees is agrees
+    assert bool(found.why) is not agrees
