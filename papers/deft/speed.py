@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradwire.compress.deft import layer_k, loads, pack, packable, two_stage, work
+from gradwire.collective.steps.shares import pack
+from gradwire.compress.deft import layer_k, loads, packable, two_stage, work
 from gradwire.compress.topk import topk
 from gradwire_bench.report import bars, curves
 from gradwire_bench.workloads.train import layer_sizes

@@ -54,10 +54,15 @@ def test_bytes_are_means_over_ranks_and_the_floor_is_the_busiest_rank() -> None:
 def test_on_hosts_of_several_ranks_each_exchange_has_two_rows() -> None:
     """The floor is that of the host's link, which its ranks share."""
     bench = exchange.ExchangeBench(hosts=2, ranks_per_host=2, only=("onebit", "powersgd"))
-    assert bench.names == ["dense", "dense-on_hosts", "onebit", "onebit-on_hosts", "powersgd"]
+    names = [name for flat in ("dense", *bench.only) for name in (flat, f"{flat}-on_hosts")]
+    assert bench.names == names
     assert exchange._stated_bytes("dense", bench) == []
     shares = exchange._stated_bytes("dense-on_hosts", bench)
     assert shares == [4 * bench.numel] * 2  # two hosts: all-reduces of each half, both ways
+    spec = exchange.message_spec(bench.numel, 2)
+    # Two matrices, one for each rank, send the bytes that two hosts of one rank send of both.
+    low_rank = exchange._stated_bytes("powersgd-on_hosts", bench)
+    assert low_rank == EXCHANGES["powersgd"].wire_bytes(spec, 2)
 
 
 @pytest.mark.multi

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from gradwire.compress.powersgd import powersgd
+from gradwire.compress.selective import selective
 from gradwire.contract import Exchange
 from gradwire.contract.travel import members
 from gradwire.contract.verbs import (
@@ -34,7 +36,9 @@ from tests.each import each
 from tests.laws.cases import name_of, own_exchanges, pairs, places_of_each_path
 
 CASE = Case(world=4, numel=301, seed=11)
-ON_HOSTS = [on_hosts(exchange, 2) for exchange in pairs()[:1]]
+WHOLE = powersgd(rank=1), selective(sparsifier="topk", density=0.3)
+"""Exchanges that take tensors whole."""
+ON_HOSTS = [on_hosts(exchange, 2) for exchange in (*pairs()[:1], *WHOLE)]
 ALL = (*pairs(), *own_exchanges())
 EXCHANGES = [*(ALL[place] for place in places_of_each_path(ALL)), *ON_HOSTS]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -15,6 +16,7 @@ from gradwire.collective.steps.shares import Shares, shares_of
 from gradwire.contract import Exchange, Member, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Steps
+from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.two_level import HostState, TwoLevel, with_hosts
@@ -27,8 +29,23 @@ from tests.laws.test_laws_bite import rejected
 
 codecs, together, pair = gw.compress, gw.collective, gw.pair
 
+
+@dataclass(frozen=True, kw_only=True)
+class Shaped(Case):
+    """A case of tensors of these shapes."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec("gradient", self.numel, self.dtype, self.shapes)
+
+
 CASES = (
     (2, Case(world=4, numel=300, seed=3)),
+    (2, Shaped(world=6, numel=71, seed=8, shapes=((3, 5), (0, 4), (6, 6), (20,), (0,)))),
+    (3, Shaped(world=6, numel=240, seed=9, shapes=((2,), (14, 17)))),
+    (2, Shaped(world=4, numel=63, seed=2, shapes=((9, 7),))),
     (3, Case(world=6, numel=9, seed=2)),
     (2, Case(world=2, numel=0)),
     (4, Case(world=8, numel=64, dtype=torch.float64, seed=1)),
@@ -37,7 +54,15 @@ CASES = (
     (2, Case(world=1, numel=9)),
     (4, Case(world=4, numel=1, seed=5)),
 )
-"""Ranks on each host, and all else. The fifth has fewer elements than shares hold."""
+"""Ranks on each host, and all else: some tensors are empty, or fewer than the ranks of a host, or
+one has nearly all elements. In one case there are fewer elements than shares hold."""
+
+WHOLE = (
+    codecs.powersgd(rank=1),
+    codecs.deft(density=0.3),
+    codecs.selective(sparsifier="topk", density=0.3),
+)
+"""Exchanges that take tensors whole."""
 
 PAIRS = (
     pair(codecs.none(), together.allreduce()),
@@ -48,6 +73,7 @@ PAIRS = (
     pair(codecs.terngrad(), together.casync_ps()),
     pair(codecs.topk(density=0.3), together.allgather_sparse()),
     pair(codecs.topk(density=0.3), together.zen()),
+    *WHOLE,
 )
 
 
@@ -70,6 +96,7 @@ KEEPING = tuple(
         pair(codecs.onebit(block=64), together.casync_ps()),
         pair(codecs.onebit(block=64), together.casync_ring()),
         pair(codecs.topk(density=0.3), together.zen()),
+        *WHOLE,
     )
 )
 
@@ -87,7 +114,7 @@ def _kept(states: list[State], shares: Shares, numel: int) -> Tensor:
 
 def law_nothing_is_lost_at_either_level(exchange: TwoLevel, case: Case) -> None:
     """Sum of gradients + L * old residuals = W * mean + L * new residuals, element by element."""
-    shares = shares_of(case.spec.shapes, exchange.ranks_per_host)
+    shares = shares_of(case.spec.shapes, exchange.ranks_per_host, exchange.declared.whole_tensors)
     states = case.states(exchange)
     for step in range(3):
         grads, old_N = case.grads(step), _kept(states, shares, case.numel)
@@ -102,6 +129,7 @@ def law_nothing_is_lost_at_either_level(exchange: TwoLevel, case: Case) -> None:
             terms=case.world + 4,
             what=f"step {step}: W * mean + L * new residuals",
         )
+        assert all(torch.equal(mean_N, results[0][0]) for mean_N, _, _ in results)
 
 
 @each("inner", KEEPING)
@@ -115,7 +143,7 @@ class _SumsOnly(TwoLevel):
     """Hands the host's sum on as if it were its mean."""
 
     def _average(self, sums_M: Tensor, shares: Shares) -> Tensor:
-        first_S, *others = torch.split(sums_M, shares.numel)
+        first_S, *others = sums_M.chunk(shares.count)
         for other_S in others:
             first_S += other_S
         return first_S
@@ -134,13 +162,31 @@ class _OneRankAlone(TwoLevel):
     """Lets only the first rank of a host count."""
 
     def _average(self, sums_M: Tensor, shares: Shares) -> Tensor:
-        return torch.split(sums_M, shares.numel)[0]
+        return sums_M.chunk(shares.count)[0]
 
 
-@each("wrong", [_SumsOnly, _Forgetful, _OneRankAlone])
-def test_the_law_bites(wrong: type[TwoLevel]) -> None:
+class _DropsATensor(TwoLevel):
+    """Lets the owner of the message's first tensor exchange zeros in its place."""
+
+    def _reduce(self, me: Member, shares: Shares, *given: Any) -> Steps[Any]:
+        total_S, own_S, lost_S = yield from super()._reduce(me, shares, *given)
+        first = shares.ranges(me.rank % shares.count)[0]
+        own_S[first.place : first.place + first.stop - first.start] = 0
+        return total_S, own_S, lost_S
+
+
+@each("wrong", [_SumsOnly, _Forgetful, _OneRankAlone, _DropsATensor])
+@each("inner", [KEEPING[0], *KEEPING[-len(WHOLE) :]])
+def test_the_law_bites(wrong: type[TwoLevel], inner: Exchange) -> None:
     with rejected(by=law_nothing_is_lost_at_either_level):
-        law_nothing_is_lost_at_either_level(wrong(KEEPING[0], 2), CASES[0][1])
+        law_nothing_is_lost_at_either_level(wrong(inner, 2), CASES[0][1])
+
+
+def test_state_of_another_ranks_tensors_is_refused() -> None:
+    exchange, case = with_hosts(codecs.powersgd(), 2), CASES[0][1]
+    states = [exchange.init(case.spec, case.world)] * case.world
+    with pytest.raises(InvalidSetting, match=r"rank 1 of a host: .*replace\(spec, rank=rank\)"):
+        run_local(exchange, case.grads(), states)
 
 
 def test_a_rank_keeps_the_residual_of_its_share_only() -> None:
@@ -170,20 +216,32 @@ def test_tensors_of_many_rows_are_cut_between_rows() -> None:
     assert not shares.in_place
 
 
+def test_whole_tensors_go_the_largest_first_to_the_rank_with_fewest_elements() -> None:
+    shares = shares_of(((2, 2), (0,), (3, 3), (5,)), 2, whole=True)
+    assert shares.tensors == [(1, 2), (0, 3)]
+    assert shares.shapes == [((0,), (3, 3)), ((2, 2), (5,))]
+    assert [one.start for one in shares.ranges(0)] == [0, 4, 4, 13]
+    assert shares_of(((9,), (2,)), 3, whole=True).numels == (9, 2, 0)
+    assert shares_of(((9,), (2,)), 2, whole=True).in_place
+
+
 @each(
-    "shapes, count",
-    product([((8,),), ((9,),), ((3,), (2, 2), (0,), (1,)), ((70, 3), (5,))], [1, 2, 3]),
+    "shapes, count, whole",
+    product(
+        [((8,),), ((9,),), ((3,), (2, 2), (0,), (1,)), ((70, 3), (5,))], [1, 2, 3], [False, True]
+    ),
 )
-def test_shares_hold_every_element_once(shapes: tuple[tuple[int, ...], ...], count: int) -> None:
-    shares = shares_of(shapes, count)
+def test_shares_hold_every_element_once(
+    shapes: tuple[tuple[int, ...], ...], count: int, whole: bool
+) -> None:
+    shares = shares_of(shapes, count, whole)
     spec = TensorSpec("gradient", sum(torch.Size(shape).numel() for shape in shapes), shapes=shapes)
     grad_N, back_N = torch.arange(1.0, spec.numel + 1), torch.zeros(spec.numel)
-    shares_M = torch.full((count * shares.numel,), torch.nan)
+    shares_M = torch.full((sum(shares.numels),), torch.nan)
     shares.cut(grad_N, shares_M)
     assert bool(shares_M.isfinite().all()), "something of what is filled up was not written"
     assert shares_M.count_nonzero() == spec.numel
-    for share in range(count):
-        own_S = shares_M[share * shares.numel : (share + 1) * shares.numel]
+    for share, own_S in enumerate(torch.split(shares_M, list(shares.numels))):
         assert torch.equal(own_S, shares.own(grad_N, share))
         shares.put(own_S, share, back_N)
     assert torch.equal(back_N, grad_N)

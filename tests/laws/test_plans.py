@@ -35,7 +35,6 @@ from gradwire_lab.planner.omgs import omgs
 from tests.each import each
 from tests.laws import broken_plans as broken
 from tests.laws import trace_laws
-from tests.laws.test_predictions import on_hosts
 from tests.planning.profiles import clusters, exact_cluster, measured, profiles
 from tests.strategies import bounded
 
@@ -68,8 +67,7 @@ def test_planner_laws(planner: Planner) -> None:
 
     for profile in (SOUND, ALONE):
         hold(profile, measured(exact_cluster()))
-    if on_hosts(planner, SOUND, measured(HOSTS)) is not None:
-        hold(SOUND, measured(HOSTS))
+    hold(SOUND, measured(HOSTS))
     plan = planner(SOUND, measured(MEASURED))
     assert iteration_s(plan, SOUND, MEASURED) == simulate(plan, SOUND, MEASURED).iteration_s
     bounded(4)(given(profile=profiles(), cluster=clusters)(hold))()

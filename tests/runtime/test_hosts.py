@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,18 +17,22 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire as gw
+from gradwire.compress.deft import deft
+from gradwire.compress.powersgd import powersgd
+from gradwire.compress.selective import selective
 from gradwire.contract import Exchange, Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllReduce, Among
 from gradwire.errors import InvalidSetting, RankFailed
+from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive
 from gradwire.exchange.two_level import with_hosts
-from gradwire.planning.data.plan import ExchangeSetting
+from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.wire import Circle, Routes
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import attached_to, device_mesh, mesh
-from tests.runtime.plans import drawn, through
+from tests.runtime.plans import CLUSTER, drawn, profile_of_model, through
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import CHOSEN, DENSE, ONEBIT, Net, ddp, digest, swift, train
 
@@ -36,7 +41,9 @@ pytestmark = pytest.mark.multi
 SHAPES = ((60, 33), (7, 11), (5,))
 STEPS = 3
 CLIPPED = gw.with_clipping(gw.with_momentum_correction(gw.compress.topk(density=0.1)), 0.5)
-EXCHANGES = (*CHOSEN, CLIPPED)
+WHOLE = tuple(map(exchange_for, (powersgd(rank=2), deft(density=0.1), selective(density=0.1))))
+EXCHANGES = (*CHOSEN, CLIPPED, *WHOLE)
+"""Of the last a message of one tensor leaves every second rank without one."""
 
 
 def grad_of(rank: int, layer: int, step: int) -> Tensor:
@@ -78,7 +85,7 @@ def expected(exchange: Exchange) -> list[Tensor]:
         TensorSpec(f"message {len(SHAPES) - 1 - i}", torch.Size(s).numel(), shapes=(s,))
         for i, s in enumerate(SHAPES)
     ]
-    states = [[made.init(spec, 4) for _ in range(4)] for spec in specs]
+    states = [[made.init(replace(spec, rank=rank), 4) for rank in range(4)] for spec in specs]
     members = [[Member(rank, 4) for rank in range(4)] for _ in specs]
     for step in range(STEPS):
         for layer, _ in enumerate(specs):
@@ -164,7 +171,7 @@ def given_wrongly(rank: int, world: int) -> list[str]:
     attached(mesh=grid, group=grid["hosts"])
     backwards = DeviceMesh("cpu", [[3, 2], [1, 0]], mesh_dim_names=("hosts", "local"))
     attached(mesh=backwards)
-    attached(gw.compress.powersgd(), mesh=grid)
+    attached(gw.adapt(gw.compress.topk()), mesh=grid)
     attached(with_hosts(ONEBIT, 2), mesh=grid)
     attached(mesh=grid if rank else None)
     attached(mesh=(mesh(4), grid)[min(rank, 1)])
@@ -189,7 +196,7 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
         r"InvalidSetting: mesh must be a DeviceMesh of",
         r"InvalidSetting: group must be None beside mesh=",
         r"InvalidSetting: mesh must be ranks numbered host after host",
-        r"InvalidSetting: exchange among hosts .* flat vectors|refused to attach: .* flat vectors",
+        r"InvalidSetting: exchange among hosts .* fixed sett|refused to attach: .* fixed settings",
         r"InvalidSetting: exchange must be an exchange without hosts",
         r"RanksDiffer: rank 0 and rank 1 .* ranks per host is 1 against 2",
         r"RanksDiffer: rank 0 and rank 1 .* ranks per host is 1 against 2",
@@ -418,6 +425,78 @@ def resumed(rank: int, world: int) -> tuple[str, str]:
 def test_a_run_goes_on_bit_for_bit(four: Ranks) -> None:
     for whole, in_two in four.run(resumed):
         assert whole == in_two
+
+
+def whole_tensors(rank: int, world: int, exchange: Any) -> tuple[list[str], list[Any]]:
+    """The bits after four steps in one run, in two runs and by a plan; then what residuals will add
+    to the mean, as saved and as loaded elsewhere, each with the bits of a step from there."""
+
+    def trained_by(net: nn.Module, chosen: Any, steps: range, states: Any = ()) -> None:
+        optimizer = swift(net.parameters())
+        handle = gw.attach(net, chosen, mesh=mesh(), options=SMALL if chosen is exchange else None)
+        for part, state in zip((net, optimizer, handle), states, strict=False):
+            part.load_state_dict(state)
+        train(net, optimizer, rank, steps)
+        if steps.stop == 2:
+            kept.extend(deepcopy([net.state_dict(), optimizer.state_dict(), handle.state_dict()]))
+            every.append(handle.gather_state())
+            moved.append((pending(handle), 2, ""))
+            train(net, optimizer, rank, range(2, 4))
+        handle.detach()
+
+    kept, every, moved = list[Any](), list[Any](), list[Any]()
+    model, again, planned = Net(), Net(seed=1), Net()
+    trained_by(model, exchange, range(2))
+    trained_by(again, exchange, range(2, 4), kept)
+    trained_by(planned, plan_of(exchange.inner), range(4))
+    dist.broadcast_object_list(every)
+    for grid, cap in ((mesh(), 64.0), (mesh(1), 0.004), (None, 0.004)):
+        net = Net()
+        handle = gw.attach(net, exchange, mesh=grid, options=gw.Options(bucket_cap_mb=cap))
+        handle.load_state_dict(every[0])
+        owed, num_hosts = pending(handle), 4 if grid is None else grid.size(0)
+        train(net, swift(net.parameters()), rank, range(2, 3))
+        handle.detach()
+        moved.append((owed, num_hosts, digest(net)))
+    return [*map(digest, (model, again, planned))], moved
+
+
+def plan_of(exchange: Any) -> Plan:
+    """A plan through an exchange; SSFusion's names tensors to be encoded before their message."""
+    profile, name = profile_of_model(Net()), type(exchange).__name__
+    if name == "selective":
+        return gw.planner.ssfusion(profile, CLUSTER, sparsifier="topk", density=0.1)
+    own = {"rank": 2} if name == "powersgd" else {"density": 0.1}
+    setting = ExchangeSetting(compressor=name, settings=own, error_feedback=True)
+    return through(gw.planner.wfbp(profile, CLUSTER), name, setting)
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [WHOLE[0], *(pytest.param(one, marks=pytest.mark.slow) for one in WHOLE[1:])],
+    ids=str,
+)
+def test_exchanges_of_whole_tensors_train_are_saved_and_are_planned(
+    exchange: Exchange, four: Ranks
+) -> None:
+    """A host's ranks have some tensors each; other hosts and messages give them others."""
+    of_ranks = four.run(whole_tensors, exchange)
+    for whole, in_two, planned in (bits for bits, _ in of_ranks):
+        assert whole == in_two == of_ranks[0][0][0]
+        assert planned == of_ranks[0][0][2] != digest(Net())
+    totals = []
+    for each_rank in zip(*(moved for _, moved in of_ranks), strict=True):
+        assert len({bits for _, _, bits in each_rank}) == 1
+        owed, num_hosts = [own for own, _, _ in each_rank], each_rank[0][1]
+        names = {name for own in owed for name in own}
+        totals.append(
+            {name: sum(own[name] for own in owed if name in own) / num_hosts for name in names}
+        )
+    for total in totals:
+        assert total.keys() == totals[0].keys()
+        for name, one in total.items():
+            assert bool(one.any())
+            torch.testing.assert_close(one, totals[0][name], rtol=1e-6, atol=1e-7)
 
 
 def kept_of_one_element(rank: int, world: int) -> list[Tensor]:

@@ -22,6 +22,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.setup.pairs import (
+    ADAPTS,
     CUT_ROWS,
     DTENSORS,
     FEATURES,
@@ -29,7 +30,6 @@ from gradwire.runtime.setup.pairs import (
     LOCAL,
     REDUCE_SCATTER,
     REFUSED,
-    WHOLE,
     RefusedPair,
 )
 from gradwire.runtime.setup.refusals import sole_ddp
@@ -68,7 +68,7 @@ def exchange_of(features: set[str], model: nn.Module) -> Any:
     made = {
         "error feedback": lambda: codecs.topk(density=0.1),
         "momentum correction": lambda: gw.with_momentum_correction(codecs.topk(density=0.1)),
-        WHOLE: lambda: codecs.powersgd(rank=2),
+        ADAPTS: lambda: gw.adapt(codecs.topk(density=0.1)),
         "powersgd": lambda: codecs.powersgd(rank=2),
         "deft": lambda: codecs.deft(density=0.1),
         "selective": lambda: codecs.selective(density=0.1),

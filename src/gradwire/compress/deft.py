@@ -35,7 +35,6 @@ more ranks. But it is the pass that adds gradient and residual up, which is need
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +46,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..collective.steps.shares import pack
 from ..contract import Member, Traits
 from ..contract.spec import TensorSpec
 from ..contract.verbs import AllGather, Broadcast, Steps
@@ -69,8 +69,8 @@ from ._support import Partition, Pending, SelectedSupport, SharedSupport
 #     - Layers of which all is sent need no selection: they are common to all ranks, cost nothing
 #       and belong to nobody.
 #
-# What holds of the loads. The heaviest of this greedy rule is at most the mean + (1 - 1/n) * the
-# largest cost (Graham, 1969). The paper says C(n) <= C_trivial(n) = n_g / n *
+# The greedy rule is ``pack``. What holds of the loads: the heaviest is at most the mean +
+# (1 - 1/n) * the largest cost (Graham, 1969). The paper says C(n) <= C_trivial(n) = n_g / n *
 # log(k / n) and so a speedup of more than n (equations 7 to 9), without a proof, and it is not so
 # of its costs either: of three equal layers one of two ranks takes two, C(2) = 2/3 n_g log(k / 3).
 # What is so of them: their mean over ranks is at most n_g / n * log2((sum of k, a 1 counted as 2) *
@@ -95,23 +95,6 @@ def work(sizes_L: Tensor, k_L: Tensor) -> list[int]:
     """The cost of selecting k of each layer, in elements read; 0 for layers that are sent whole."""
     read_L = sizes_L + sizes_L.clamp(max=_READ_TWICE)
     found: list[int] = (PER_LAYER + read_L + _PER_CHOSEN * k_L).where(k_L < sizes_L, 0).tolist()
-    return found
-
-
-def pack(costs: Sequence[float], num_bins: int) -> list[int]:
-    """The bin of each item: in descending order of cost, each into the lightest bin of its time.
-
-    Of equals the first comes first.
-
-    >>> pack([1.0, 5.0, 3.0, 3.0], num_bins=2)
-    [0, 0, 1, 1]
-    """
-    bins = [(0.0, number) for number in range(num_bins)]
-    found = [0] * len(costs)
-    for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
-        load, lightest = bins[0]
-        found[item] = lightest
-        heapq.heapreplace(bins, (load + costs[item], lightest))
     return found
 
 

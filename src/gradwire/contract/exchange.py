@@ -54,7 +54,7 @@ class Exchange(metaclass=KeywordSettings):
 
     @abstractmethod
     def init(self, spec: TensorSpec, world: int) -> State:
-        """State before the first step."""
+        """The state of rank ``spec.rank`` before the first step."""
 
     def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
         """The short form of ``synchronise``.

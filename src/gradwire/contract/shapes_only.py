@@ -171,7 +171,7 @@ def record(exchange: Any, spec: TensorSpec, rank: int, world: int, turn: int = 0
     rows: list[tuple[Verb, ...]] = []
     try:
         with torch.device("meta"), WritesNothing():
-            state = hollow.init(spec, world)
+            state = hollow.init(replace(spec, rank=rank), world)
             grad_N = torch.empty(spec.numel, dtype=spec.dtype)
             text = hollow.synchronise(me, state, grad_N, grad_N)
             asked = next(text, None)

@@ -27,7 +27,9 @@ class TensorSpec:
 
     ``shapes`` has the shapes of its tensors, in order, for algorithms that act on matrices. Without
     shapes the gradient is one vector. ``device`` is the type of the device that encodes it, as in
-    ``Tensor.device.type``. Specs that differ in the device alone are equal.
+    ``Tensor.device.type``. ``rank`` is the rank that encodes it: on hosts of several ranks it
+    decides which tensors a rank keeps state for. Specs that differ in device or rank alone are
+    equal.
 
     >>> TensorSpec("fc.weight", 1000, shapes=((20, 50),)).size_bytes
     4000
@@ -38,6 +40,7 @@ class TensorSpec:
     dtype: torch.dtype = torch.float32
     shapes: tuple[tuple[int, ...], ...] = ()
     device: str = field(default="cpu", compare=False)
+    rank: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         if self.numel < 0:
@@ -86,15 +89,18 @@ def check_gradient(grad_N: object) -> None:
         raise invalid("gradient", given, accepted, "pass param.grad, or grad.detach()")
 
 
-def squarest(numel: int) -> tuple[tuple[int, ...], ...]:
-    """Shapes for a gradient that belongs to no model: a square matrix, and the rest as a vector.
+def squarest(numel: int, count: int = 1) -> tuple[tuple[int, ...], ...]:
+    """Shapes for a gradient that belongs to no model: square matrices, and the rest as a vector.
 
-    >>> squarest(1000)
-    ((31, 31), (39,))
+    ``count`` is the number of matrices, for example one for each rank of a host.
+
+    >>> squarest(1000), squarest(1000, 2)
+    (((31, 31), (39,)), ((22, 22), (22, 22), (32,)))
     """
-    side = isqrt(numel)
-    rest = numel - side * side
-    return ((side, side), (rest,)) if rest else ((side, side),)
+    side = isqrt(numel // count)
+    rest = numel - count * side * side
+    matrices = ((side, side),) * count
+    return (*matrices, (rest,)) if rest else matrices
 
 
 @lru_cache(maxsize=4096)

@@ -200,7 +200,7 @@ def texts(
         raise invalid("states", f"{len(states)} states", f"one a rank, {world}", "pass all")
     spec = TensorSpec("gradient", grads[0].numel(), grads[0].dtype)
     before = (
-        [exchange.init(spec, world) for _ in grads]
+        [exchange.init(replace(spec, rank=rank), world) for rank in range(world)]
         if states is None
         else [clone_state(s) for s in states]
     )

@@ -118,13 +118,11 @@ class Blend:
     def is_possible(self) -> bool:
         """Whether the exchange can be simulated here, which one that looks at values cannot.
 
-        Hosts of several ranks cut every tensor, and more ranks than can be played none knows.
+        More ranks than can be played none knows.
         """
         if self.setting is None:
             return True
-        is_cut = self.cluster.ranks_per_host > 1
-        keeps_whole = exchange_of_setting(self.setting).declared.whole_tensors
-        if self.cluster.num_ranks > MOST_PLAYED or (is_cut and keeps_whole):
+        if self.cluster.num_ranks > MOST_PLAYED:
             return False
         try:
             estimate(self.exchange, 64, torch.float32, self.tariff)

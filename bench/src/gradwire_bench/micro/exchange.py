@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, median, quantiles
 from typing import Any
 
@@ -24,7 +24,7 @@ class ExchangeBench:
     """Settings of ``bench exchange``: a gradient of ``numel`` float32 elements.
 
     Where hosts have several ranks, each exchange is measured twice: among all ranks as if each were
-    a host, and on hosts (see `hosts`), where it takes flat vectors.
+    a host, and on hosts (see `hosts`).
     """
 
     hosts: int = 4
@@ -51,8 +51,7 @@ class ExchangeBench:
         flat = ["dense", *self.only] if self.only else [*EXCHANGES]
         if self.ranks_per_host == 1:
             return flat
-        kinds = ((name, EXCHANGES[name].declared.whole_tensors) for name in dict.fromkeys(flat))
-        return [n for name, whole in kinds for n in ([name] if whole else [name, name + ON_HOSTS])]
+        return [n for name in dict.fromkeys(flat) for n in (name, name + ON_HOSTS)]
 
 
 def run(
@@ -127,7 +126,10 @@ def _stated_bytes(name: str, bench: ExchangeBench) -> list[int]:
     exchange, per_host = exchange_for_row(name, bench.ranks_per_host), bench.ranks_per_host
     if per_host > 1 and not isinstance(exchange, TwoLevel):
         return []
-    spec = message_spec(bench.numel)
+    spec = message_spec(bench.numel, per_host)
+    shares = [spec]
     if isinstance(exchange, TwoLevel):
-        spec, exchange = exchange.share(spec), exchange.inner
-    return [per_host * size for size in exchange.wire_bytes(spec, bench.hosts) or []]
+        shares = [exchange.share(replace(spec, rank=rank)) for rank in range(per_host)]
+        exchange = exchange.inner
+    each = [exchange.wire_bytes(share, bench.hosts) or [] for share in shares]
+    return [sum(of_host) for of_host in zip(*each, strict=True)]

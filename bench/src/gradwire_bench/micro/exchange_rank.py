@@ -54,9 +54,12 @@ def exchange_for_row(name: str, ranks_per_host: int) -> Exchange:
     return on_hosts(flat, ranks_per_host) if name.endswith(ON_HOSTS) else flat
 
 
-def message_spec(numel: int) -> TensorSpec:
-    """One message's spec: a square matrix, for exchanges that act on matrices, and the rest."""
-    return TensorSpec("grad", numel, shapes=squarest(numel))
+def message_spec(numel: int, ranks_per_host: int = 1, rank: int = 0) -> TensorSpec:
+    """One message's spec: a square matrix for each rank of a host, and the rest as a vector.
+
+    Some exchanges act on matrices, and each rank of a host takes some whole.
+    """
+    return TensorSpec("grad", numel, shapes=squarest(numel, ranks_per_host), rank=rank)
 
 
 class _Through:
@@ -65,7 +68,8 @@ class _Through:
     def __init__(self, exchange: Exchange, grad_N: Tensor, engine: Engine) -> None:
         self.exchange, self.grad_N, self.engine = exchange, grad_N, engine
         self.member = Member(engine.rank, engine.world)
-        self.state: Any = exchange.init(message_spec(grad_N.numel()), engine.world)
+        spec = message_spec(grad_N.numel(), engine.ranks_per_host, engine.rank)
+        self.state: Any = exchange.init(spec, engine.world)
 
     def __call__(self) -> None:
         grad_N = self.grad_N

@@ -14,7 +14,6 @@ from gradwire.runtime.setup.pairs import (
     DTENSORS,
     LOCAL,
     REFUSED,
-    WHOLE,
     RefusedPair,
 )
 
@@ -41,11 +40,7 @@ ALL = (
 """The features whose pairs the table is of; an attach has one exchange and one kind of model."""
 SHOWN = "tests/runtime/test_pairs.py::test_what_goes_together"
 """The test that trains with each pair that is not refused."""
-_IMPLIED = {
-    "a plan with overlap": "a plan",
-    "sparse rows": CUT_ROWS,
-    **dict.fromkeys(("powersgd", "deft", "selective"), WHOLE),
-}
+_IMPLIED = {"a plan with overlap": "a plan", "sparse rows": CUT_ROWS}
 MARKS = "<!-- pairs -->", "<!-- end of the pairs -->"
 
 

@@ -181,7 +181,8 @@ class _Message:
         self.grads_WN = torch.zeros(world, self.spec.numel)
         self._views = [views_in(grad_N, self.parameters) for grad_N in self.grads_WN]
         self._members = [Member(rank, world) for rank in range(world)]
-        self.states: list[State] = [exchange.init(self.spec, world) for _ in range(world)]
+        specs = [replace(self.spec, rank=rank) for rank in range(world)]
+        self.states: list[State] = [exchange.init(spec, world) for spec in specs]
 
     def point_at(self, rank: int) -> None:
         """Lets the parameters' gradients be views of one rank's message: nothing is copied."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Any
 
@@ -43,7 +43,8 @@ class Case:
 
     def states(self, exchange: Exchange) -> list[State]:
         """One rank's state each, before the first step."""
-        return [exchange.init(self.spec, self.world) for _ in range(self.world)]
+        specs = [replace(self.spec, rank=rank) for rank in range(self.world)]
+        return [exchange.init(spec, self.world) for spec in specs]
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")

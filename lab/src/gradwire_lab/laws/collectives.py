@@ -136,8 +136,8 @@ def law_mean_may_overwrite_the_gradient(exchange: Exchange, case: Case) -> None:
     want = _means_of(exchange, case, case.seed)
     grads = case.grads()
     steps = [
-        exchange.synchronise(Member(r, case.world), exchange.init(case.spec, case.world), g, g)
-        for r, g in enumerate(grads)
+        exchange.synchronise(Member(rank, case.world), state, grad_N, grad_N)
+        for rank, (state, grad_N) in enumerate(zip(case.states(exchange), grads, strict=True))
     ]
     drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
     for rank, (grad_N, want_N) in enumerate(zip(grads, want, strict=True)):

@@ -22,7 +22,8 @@ Differences from the paper:
     - Hosts of several ranks add up uncompressed (section 5.1, local aggregation). The paper does
       not say who compresses for a host. Here each of its L ranks does, an L-th of a message. So N
       is the number of hosts, m the bytes of a share, and T_send that of a link of an L-th of the
-      rate, as all L use it at once. Seconds within the host are the same compressed or not.
+      rate, as all L use it at once. Seconds within the host are the same compressed or not. For a
+      compressor of low rank one of the L ranks encodes a gradient, whole.
 Settings: compressor, and its density if it is a sparsifier; collective, "casync_ps", "casync_ring",
     or "allreduce" for a compressor of low rank; bulk_bytes; credit, the messages at once.
 Order: backward; the next forward starts when all communication has ended.
@@ -31,7 +32,7 @@ Order: backward; the next forward starts when all communication has ended.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -44,7 +45,6 @@ from ...contract.spec import TensorSpec
 from ...contract.travel import travel
 from ...errors import invalid
 from ...exchange.by_name import algorithm_by_name
-from ...exchange.two_level import on_hosts
 from ..buckets import check_bytes, check_credit
 from ..casync import CaSyncCost, LeastCost
 from ..data.cluster import Cluster
@@ -74,7 +74,6 @@ def secopa(
     if density is not None:
         check_share("density", density)
     setting, made = _exchange(compressor, density, collective)
-    on_hosts(exchange_of_setting(setting), cluster.ranks_per_host)  # refuses what hosts cannot do
     maker = _Maker(cluster, cluster.shares, setting, made)
     messages = tuple(maker.messages(profile, bulk_bytes))
     return Plan(
@@ -172,8 +171,10 @@ class _Maker:
             is_ring=self.setting.collective == "casync_ring",
             is_low_rank=self.setting.collective is None,
         )
+        # One that stays whole is encoded by one rank of a host.
+        encoded = tensors if cost.is_low_rank else map(self._share, tensors)
         return cost.choose(
-            sum(self._share(tensor).numel for tensor in tensors),
+            sum(one.numel for one in encoded),
             sum(self._share(tensor).size_bytes for tensor in tensors),
             sum(map(self._payload_bytes, tensors)),
         )
@@ -183,13 +184,16 @@ class _Maker:
         return TensorSpec("", self.cluster.share(tensor.numel), getattr(torch, tensor.dtype))
 
     def _payload_bytes(self, tensor: ProfiledTensor) -> float:
-        """Bytes that a rank's share of a gradient becomes: r m."""
-        spec = self._share(tensor)
+        """Bytes that a rank's share of a gradient becomes: r m.
+
+        Of one that stays whole it is an equal share of the bytes that cross the host's link.
+        """
         if isinstance(self.made, Compressor):
-            return self.made.typical(spec).size_bytes
-        spec, ranks = replace(spec, shapes=(tensor.shape,)), self.hosts.num_ranks
+            return self.made.typical(self._share(tensor)).size_bytes
+        spec = TensorSpec("", tensor.numel, getattr(torch, tensor.dtype), (tensor.shape,))
+        ranks, count = self.hosts.num_ranks, self.cluster.ranks_per_host
         sent_bytes: float = self.made.expected_bytes(spec, ranks)[0]
-        return sent_bytes / travel("all_reduce", ranks).copies
+        return sent_bytes / travel("all_reduce", ranks).copies / count
 
     def _cut(self, tensor: ProfiledTensor, num_partitions: int) -> Iterator[PlannedMessage]:
         """A message for each batch of as many partitions as there are hosts, and one for the rest.

@@ -21,6 +21,8 @@ Differences from the paper:
     - A tensor of 2^31 elements or more travels dense, as an int32 tells an element's place.
     - Profiles and measured lines stand for the paper's five iterations of online profiling.
     - Groups are those of ``planning/fusion.py``, for Cupcake's cost.
+    - Hosts of several ranks add up first, and their ranks share out a group's tensors. So nothing
+      is encoded beside the backward pass. Shares are taken to be of equal bytes.
 Settings: variant, "naive", "o", "i" or "oi"; sparsifier by name, its density, and the floor of a
     lowered one; bound, "compensated" or "none".
 Order: backward, a group's all-reduce before its all-gather, one message at a time; the next forward
@@ -37,12 +39,10 @@ from operator import itemgetter
 
 from ...contract.bounds import check_share
 from ...errors import invalid
-from ...exchange.two_level import on_hosts
 from ..data.cluster import Cluster
 from ..data.fit import LineFit
 from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from ..data.profile import Profile
-from ..exchanges import exchange_of_setting
 from ..fusion import (
     ENTRY_BYTES,
     NOTHING,
@@ -73,15 +73,13 @@ def ssfusion(
     _check("bound", bound, BOUNDS)
     check_share("floor", floor)
     cost = SparseCost.of(cluster, sparsifier, density)
-    # Refuses what hosts of several ranks cannot do.
-    on_hosts(exchange_of_setting(_selective(sparsifier, density, 0)), cluster.ranks_per_host)
     codec = cluster.codecs.get(sparsifier)
     maker = _Maker(
         cluster=cluster,
         cost=cost,
         floor=min(floor, density),
         is_bound=bound == "compensated",
-        offloads=variant in ("o", "oi"),
+        offloads=variant in ("o", "oi") and cluster.ranks_per_host == 1,
         interleaves=variant in ("i", "oi"),
         beside=NOTHING if codec is None else codec.encode,
     )
@@ -160,12 +158,13 @@ class _Maker:
             reduced, reduced_bytes = self._reduced(group, dense, upto_s, gathered_bytes)
             gathered_bytes -= sum(_dense_bytes(group[place]) for place in reduced)
         self.before_s = self.cluster.all_reduce_s(reduced_bytes)
-        self.before_s += self.cost.gather_bytes_s(gathered_bytes)
+        self.before_s += self._gather_s(gathered_bytes)
         self.now_s += upto_s[-1]
 
         places = range(len(group))
         gathered = [place for place in places if place not in reduced]
         inline = [place for place in gathered if place not in dense | offloaded]
+        inline *= self.cost.num_shares == 1
         found = [PlannedMessage(chunks=_chunks(group, reduced))] if reduced else []
         found.append(
             PlannedMessage(
@@ -209,7 +208,11 @@ class _Maker:
     def _saved_s(self, one: Arrival) -> float:
         """Seconds that the sparsification of one tensor takes off an all-gather."""
         sparse_bytes = ENTRY_BYTES * self.cost.entries(one.tensor.numel)
-        return self.cost.gather_bytes_s(_dense_bytes(one)) - self.cost.gather_bytes_s(sparse_bytes)
+        return self._gather_s(_dense_bytes(one)) - self._gather_s(sparse_bytes)
+
+    def _gather_s(self, size_bytes: int) -> float:
+        """Seconds among hosts of what is gathered of a group: each rank of a host has a share."""
+        return self.cost.gather_bytes_s(size_bytes / self.cost.num_shares)
 
     def _density(self, total: int, whole: int) -> float:
         """The density at which as many elements travel as if all were sparsified.
@@ -234,14 +237,14 @@ class _Maker:
         self, group: list[Arrival], dense: set[int], upto_s: list[float], behind_bytes: int
     ) -> tuple[set[int], int]:
         """The dense tensors that go ahead, so that the whole group arrives earliest, and bytes."""
-        best = upto_s[-1] + self.cost.gather_bytes_s(behind_bytes), -1, 0
+        best = upto_s[-1] + self._gather_s(behind_bytes), -1, 0
         reduced_bytes = 0
         for last in sorted(dense):
             reduced_bytes += group[last].tensor.size_bytes
             behind_bytes -= _dense_bytes(group[last])
             link = Lane()
             link.take(upto_s[last], self.cluster.all_reduce_s(reduced_bytes))
-            end_s = link.take(upto_s[-1], self.cost.gather_bytes_s(behind_bytes))
+            end_s = link.take(upto_s[-1], self._gather_s(behind_bytes))
             best = min(best, (end_s, last, reduced_bytes), key=itemgetter(0))
         return {place for place in dense if place <= best[1]}, best[2]
 

@@ -22,11 +22,9 @@ from ...contract.bounds import check_whole
 from ...contract.registry import load, names
 from ...contract.units import format_seconds
 from ...errors import invalid
-from ...exchange.two_level import on_hosts
 from ...planning.data.cluster import PRIMITIVES, Cluster, CodecFit, Host
 from ...planning.data.fit import LineFit
 from ...planning.data.profile import Profile
-from ...planning.exchanges import exchanges_of
 from ...planning.make_plan import plan
 from ...planning.planner_settings import with_settings
 from ...planning.price import iteration_s
@@ -101,8 +99,6 @@ class _Planned(MeasuredFlight):
         )
         profile = stated_profile([(n, as_reals(p)) for n, p in params.items()], "tried")
         made, *_ = self._choose(profile, cluster)
-        for exchange in exchanges_of(made).values():
-            on_hosts(exchange, count)
         if made.credit > engine.num_channels:
             accepted = f"at most {engine.num_channels}, the channels that attach opens"
             raise invalid(f"credit of {made.planner}'s plan", made.credit, accepted, "lower it")

@@ -16,10 +16,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ...contract import Exchange
 from ...errors import InvalidSetting, invalid
 from ...exchange.by_name import momentum_of, named_collective
-from ...exchange.error_feedback import Wrapper
+from ...exchange.error_feedback import Wrapper, chooser_of
 from ...planning.default_fusion import NamedParam
 from ..grid.dtensors import has_dtensors, is_dtensor
 from .options import BOTH
@@ -104,20 +103,20 @@ def _num_shards(facts: Facts) -> int | None:
     return number if number > 1 else None
 
 
-def _whole(facts: Facts) -> Any:
+def _chooses(facts: Facts) -> Any:
     exchange = facts.settings.exchange
-    return exchange if isinstance(exchange, Exchange) and exchange.declared.whole_tensors else None
+    return exchange if chooser_of(exchange) is not None else None
 
 
 DTENSORS, HALF = "DTensors (fully_shard)", "scaler, float16 parameters"
-WHOLE, CUT_ROWS = "an exchange of whole tensors", "sparse rows of DTensors"
+ADAPTS, CUT_ROWS = "adapt", "sparse rows of DTensors"
 _FIELDS = [one for kind in BOTH.values() for one in fields(kind)]
 FEATURES: dict[str, Callable[[Facts], Any]] = {
     "a plan": lambda facts: facts.settings.plan and "a plan",
     "a plan with overlap": _overlaps,
     "auto": lambda facts: facts.settings.pilot,
     "momentum correction": _no_gradients,
-    WHOLE: _whole,
+    ADAPTS: _chooses,
     LOCAL: lambda facts: facts.way == LOCAL,
     REDUCE_SCATTER: lambda facts: facts.way == REDUCE_SCATTER,
     "DDP": lambda facts: isinstance(facts.model, DistributedDataParallel),
@@ -178,7 +177,7 @@ _ITSELF = "give the exchange itself, compress_if= and delay="
 _GATHERED = "call gw.attach, or train a model that is whole on each rank"
 _GRADIENTS = "an exchange of gradients, since means of momentum cannot be compared"
 _DENSE = "make the embedding with sparse=False"
-_FLAT = "one that acts on flat vectors: each rank of a host exchanges a share"
+_FIXED = "one with fixed settings: a rank of a host knows only its own tensors' losses"
 _HOSTS_SHARDS = "None beside mesh=: a layer's shards and hosts of several ranks do not go together"
 _OF_ATTACH = ("shards", "guard_every", "backend", "on_failure", "rejoin", "check_every", "cluster")
 _OF_MESSAGES = ("bucket_cap_mb", "num_channels", "trace_steps", "checksums")
@@ -229,7 +228,7 @@ REFUSED: tuple[RefusedPair, ...] = (
         given="sparse=True",
     ),
     RefusedPair(
-        *(WHOLE, "mesh", _FLAT, "attach it without mesh=, or take another one"),
+        *(ADAPTS, "mesh", _FIXED, "attach it without mesh=, or leave adapt out"),
         what="exchange among hosts of several ranks",
     ),
     RefusedPair(

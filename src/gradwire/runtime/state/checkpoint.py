@@ -45,12 +45,17 @@ class Origin(NamedTuple):
 def share_of(messages: Sequence[Message], ranks_per_host: int) -> str:
     """A text for the elements that this rank keeps state for; empty where hosts have one rank.
 
-    It depends on how parameters are cut, and not on the messages that they travel in.
+    It depends on how parameters are cut. Only where tensors stay whole, it depends on the messages
+    that they travel in too.
     """
     if ranks_per_host == 1:
         return ""
-    kept = sorted((slot.name, *m.kept_range(slot)) for m in messages for slot in m.slots)
-    return hashlib.sha256(repr(kept).encode()).hexdigest()
+    return hashlib.sha256(repr(_kept_ranges(messages)).encode()).hexdigest()
+
+
+def _kept_ranges(messages: Sequence[Message]) -> list[tuple[str, int, int]]:
+    """The ranges of parameters, by name, of which this rank keeps state."""
+    return sorted((slot.name, *m.kept_range(slot)) for m in messages for slot in m.slots)
 
 
 class KeptRow(NamedTuple):
@@ -87,6 +92,18 @@ def parted(params: Mapping[str, Fields]) -> list[dict[str, dict[str, Tensor]]]:
         }
         for wanted in (True, False)
     ]
+
+
+def common_fields(saved: Mapping[str, Any]) -> Iterator[tuple[str, str, Fields]]:
+    """The kind, the name and the fields of each parameter and message, as all ranks have them.
+
+    Of a state of a share these are the fields with a value for each element: only one rank of a
+    host has the others of a tensor that stays whole.
+    """
+    for kind, key in (("parameter", "params"), ("message", "messages")):
+        has_all = key == "messages" or not saved["share"]
+        for name, fields in saved[key].items():
+            yield kind, name, {p: held for p, held in fields.items() if has_all or is_by_element(p)}
 
 
 def is_residual(path: str) -> bool:
@@ -183,7 +200,9 @@ def refuse_other(
         _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
     for row in (row for message in messages for row in rows(message)):
         known[row.name].add(row.path)
-    for name in () if moves else sorted({*known} & {*params}):
+    # Fields of a tensor that another rank of the host has are checked there.
+    kept = {name for name, first, last in _kept_ranges(messages) if first < last}
+    for name in () if moves else sorted({*known} & {*params} & kept):
         lost, absent = sorted({*params[name]} - known[name]), sorted(known[name] - {*params[name]})
         if strict and (lost or absent):
             held = f"holds {', '.join(lost)} of {name}, which keeps no such state any more"

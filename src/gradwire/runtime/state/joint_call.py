@@ -29,6 +29,7 @@ from ..setup.fingerprint import (
 )
 from ..step.engine import Engine
 from ..step.wire import Channel, carry_out, in_background, open_channels
+from .checkpoint import common_fields
 from .plain import packed, read_packed, receive, send
 
 SILENCE_S = STORE_PATIENCE_S
@@ -73,9 +74,7 @@ class JointCall:
         own["local_step"] = saved.get("local_step")
         own["strict"], own["is of a share"] = strict, bool(saved["share"])
         own["fields"] = {
-            f"{kind} {name}": sorted(fields)
-            for kind, key in (("parameter", "params"), ("message", "messages"))
-            for name, fields in saved[key].items()
+            f"{kind} {name}": sorted(fields) for kind, name, fields in common_fields(saved)
         }
         with refusing(self._shards):
             self._compare(self._group, own, "rank")

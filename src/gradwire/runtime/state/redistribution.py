@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import InvalidSetting, invalid
 from ..local_steps.outer import merged_outer
 from ..setup.fingerprint import first_difference, refuse_differences
-from .checkpoint import Origin, is_by_element
+from .checkpoint import Origin, common_fields, is_by_element
 from .saved import check_form, copied, summed
 
 Saved = Mapping[str, Any]
@@ -127,6 +127,9 @@ def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) ->
     ]
     new: dict[str, Any] = copied(olds[rank % len(olds)])
     for name, fields in new["params"].items():
+        for old in hosts[rank // ranks_per_host % len(hosts)]:
+            # What is kept of a whole tensor is with one rank of the host.
+            fields |= {path: copied(held) for path, held in old["params"][name].items()} | fields
         for path, like in fields.items():
             if is_by_element(path):
                 held = {old["rank"]: old["params"][name][path] for old in mine}
@@ -150,10 +153,9 @@ def _described(old: Saved) -> dict[str, str]:
     """All that the state_dicts of ranks have in common, by its name in errors."""
     found = {"one": "of a share" if old["share"] else "of all elements"}
     found |= {key: str(old.get(key)) for key in _SHARED}
-    for key, kind in (("params", "parameter"), ("messages", "message")):
-        for name, fields in old[key].items():
-            found[f"the {kind} {name}"] = "there"
-            for path, held in fields.items():
-                dtype = str(held.dtype).removeprefix("torch.")
-                found[f"{path} of {name}"] = f"{list(held.shape)} {dtype}"
+    for kind, name, fields in common_fields(old):
+        found[f"the {kind} {name}"] = "there"
+        for path, held in fields.items():
+            dtype = str(held.dtype).removeprefix("torch.")
+            found[f"{path} of {name}"] = f"{list(held.shape)} {dtype}"
     return found

@@ -148,7 +148,7 @@ class Message:
             shapes.append((num_flags,))
         dtype = ranges[0].param.dtype
         numel, device = end + num_flags, self.device.type
-        self.spec = TensorSpec(f"message {index}", numel, dtype, tuple(shapes), device)
+        self.spec = TensorSpec(f"message {index}", numel, dtype, tuple(shapes), device, rank)
         self._lent_N: Tensor | None = None
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
         self.member = Member(rank, world, turn)
@@ -167,7 +167,8 @@ class Message:
         if world > 1 and exchange.ranks_per_host > 1:
             from ...collective.steps.shares import shares_of
 
-            self._shares = shares_of(self.spec.shapes, exchange.ranks_per_host)
+            is_whole = exchange.declared.whole_tensors
+            self._shares = shares_of(self.spec.shapes, exchange.ranks_per_host, is_whole)
         self.scale = 1.0
         """The factor on gradients that is taken off before the exchange."""
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
@@ -261,7 +262,12 @@ class Message:
     @property
     def own_numel(self) -> int:
         """Elements that this rank exchanges itself: the message's, or those of its share."""
-        return self.spec.numel if self._shares is None else self._shares.numel
+        return self.spec.numel if self._shares is None else self._shares.numels[self._place]
+
+    @property
+    def _place(self) -> int:
+        """This rank's place on its host."""
+        return 0 if self._shares is None else self.member.rank % self._shares.count
 
     def copy_mean(self, name: str, into: Tensor) -> None:
         """Writes this message's part of a parameter's mean into ``into``.
@@ -408,6 +414,9 @@ class Message:
     def state_of(self, slot: Slot, state: State = None) -> dict[str, Tensor]:
         """Views of one slot's part of ``state`` (None: the message's own), by path."""
         index, own = self.slots.index(slot), {}
+        if self._shares is not None:  # a share has only its own tensors
+            tensors = self._shares.tensors[self._place]
+            index = tensors.index(index) if index in tensors else -1
         for path, tensor in self._leaves(state):
             field = field_of(path)
             if not self._is_by_parameter(path, tensor):
@@ -439,7 +448,7 @@ class Message:
     def _held(self, slot: Slot) -> tuple[int, int, int]:
         if self._shares is None:
             return slot.start, slot.stop, slot.start
-        return self._shares.ranges(self.member.rank % self._shares.count)[self.slots.index(slot)]
+        return self._shares.ranges(self._place)[self.slots.index(slot)]
 
     def _leaves(self, state: State) -> Iterable[tuple[str, Tensor]]:
         """The tensors of ``state`` (None: the message's own); on hosts the paths are no others."""

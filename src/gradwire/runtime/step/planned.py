@@ -48,7 +48,8 @@ def messages_of(
             is_away = (
                 home_of((r.param for r in ranges), host_only=carrier.declared.host_only) != HOST
             )
-            lanes = _lanes(message, is_away)
+            # On hosts of several ranks a host's sum is encoded, and no gradient before it.
+            lanes = _lanes(message, is_away) if ranks_per_host == 1 else {}
             whole = Message(
                 index, ranges, carrier, rank, world, turn=turn, after=after, lanes=lanes
             )
