@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.planning import catalogue
-from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Plan, PlannedMessage
 from gradwire.planning.data.profile import GradientDType, Profile
@@ -155,10 +155,13 @@ def test_exclusion_ends_where_the_message_before_hides_it(before_s: float, num_d
     assert second.settings["num_dense"] == num_dense
 
 
+def _profile_of_one_group() -> Profile:
+    return profile_of(*[([n], 0.0, 0.01) for n in (40_000, 200, 300_000, 500, 70_000, 90)])
+
+
 def _one_group(variant: str) -> tuple[Plan, Profile, Cluster]:
     """Six tensors in one group, as each encode takes long however small its tensor is."""
-    rows = [([n], 0.0, 0.01) for n in (40_000, 200, 300_000, 500, 70_000, 90)]
-    profile = profile_of(*rows)
+    profile = _profile_of_one_group()
     encode = LineFit(alpha_s=0.5, per_unit_s=1e-8)
     cluster = cluster_of(encode, num_ranks=64, hop_s=1e-6, rate=2e7)
     plan = ssfusion(profile, cluster, variant=variant, density=0.05)
@@ -222,3 +225,33 @@ def test_the_all_reduce_carries_what_ends_the_group_earliest() -> None:
         ends_s.append(run_on_clock(other, profile, cluster).message_end_s[-1])
     assert best_s == pytest.approx(min(ends_s))
     assert len(ends_s) > 2
+
+
+@each("hop_s, num_dense", [(1e-6, 3), (5e-2, 0)])
+def test_hosts_leave_dense_what_lets_a_group_arrive_earliest(hop_s: float, num_dense: int) -> None:
+    """Of all numbers of its smallest tensors, by the simulator's clock; the others are encoded
+    behind the host's sum. More than three would leave them less than the floor."""
+    profile = _profile_of_one_group()
+    cluster = cluster_of(beside=LineFit(alpha_s=0.5, per_unit_s=1e-8), rate=5e6, hop_s=hop_s)
+    cluster = cluster.model_copy(update={"host": Host(num_ranks=2, rate_bytes_per_s=1e9)})
+    plan = ssfusion(profile, cluster, density=0.05)
+    ahead, message = _buffers(plan)[-1]
+    dense = list(ahead.chunks) if ahead else []
+    assert len(dense) == num_dense
+    assert (len(plan.exchanges), message.inline, message.early) == (1, (), ())
+    every, ends_s = sorted([*dense, *message.chunks], key=lambda chunk: chunk.numel), []
+    numels = [chunk.numel for chunk in every]
+    for count in range(4):
+        density = (0.05 * sum(numels) - sum(numels[:count])) / sum(numels[count:])
+        settings = {**plan.exchanges[message.exchange].settings, "density": min(0.05, density)}
+        one = plan.exchanges[message.exchange].model_copy(update={"settings": settings})
+        first = [PlannedMessage(chunks=tuple(every[:count]))] if count else []
+        rest = message.model_copy(update={"chunks": tuple(every[count:])})
+        made = {"messages": (*first, rest), "exchanges": {message.exchange: one}}
+        other = plan.model_copy(update=made)
+        timing = run_on_clock(other, profile, cluster)
+        encodes_s = [span.duration_s for span in timing.spans if span.name == "encode"]
+        assert encodes_s == pytest.approx([0.5 + 1e-8 * max(numels)], rel=1e-3)
+        ends_s.append(timing.message_end_s[-1])
+    assert run_on_clock(plan, profile, cluster).message_end_s[-1] == pytest.approx(min(ends_s))
+    assert ends_s.index(min(ends_s)) == num_dense

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..collective.steps.shares import pack
 from ..contract import Compressor, Layout
 from ..contract.bounds import check_share
 from ..contract.registry import names
@@ -131,11 +132,15 @@ class SparseCost:
         """Elements that are sent of so many: at least one."""
         return max(1, round(self.density * numel))
 
+    def sent_bytes(self, numel: int) -> int:
+        """Bytes of the entries of so many elements."""
+        return ENTRY_BYTES * self.entries(numel)
+
     def gather_s(self, numel: int) -> float:
         """Seconds of a message of so many elements, sparsified as one, from its first transfer on:
         of its all-gather, and of ``on_hosts``."""
         share = -(-numel // self.num_shares)
-        gathered_s = self.gather_bytes_s(ENTRY_BYTES * self.entries(share))
+        gathered_s = self.gather_bytes_s(self.sent_bytes(share))
         return self.on_hosts.seconds(share) + gathered_s
 
     def gather_bytes_s(self, size_bytes: float) -> float:
@@ -143,12 +148,31 @@ class SparseCost:
         told_s = self.gather.measured_s(SIZE_BYTES) if self.tells_sizes else 0.0
         return told_s + self.gather.measured_s(size_bytes)
 
-    def gather_each_s(self, numels: Floats) -> Floats:
-        """``gather_s`` of many numbers of elements at once, one or more each."""
+    def apart_s(self, numels: Sequence[int], payload_bytes: float) -> float:
+        """Seconds of a message of so long tensors, each sparsified by itself, as ``gather_s``.
+
+        ``payload_bytes`` are those of all tensors, which the ranks of a host share.
+        """
+        on_hosts_s = self.on_hosts.seconds(self.longest(numels))
+        return on_hosts_s + self.gather_bytes_s(payload_bytes / self.num_shares)
+
+    def longest(self, numels: Sequence[int]) -> int:
+        """The most elements of a rank of a host, each of which has some tensors whole."""
+        held = [0] * self.num_shares
+        for numel, rank in zip(numels, pack(numels, self.num_shares), strict=True):
+            held[rank] += numel
+        return max(held)
+
+    def gather_each_s(self, numels: Floats, longest: float | Floats = 0.0) -> Floats:
+        """``gather_s`` of many numbers of elements at once, one or more each.
+
+        ``longest`` elements stay on one rank of a host.
+        """
         told_s = self.gather.measured_s(SIZE_BYTES) if self.tells_sizes else 0.0
         shares = np.ceil(numels / self.num_shares)
         size_bytes = ENTRY_BYTES * np.maximum(1.0, np.rint(self.density * shares))
-        on_hosts = self.on_hosts.alpha_s + self.on_hosts.per_unit_s * shares
+        own = np.maximum(shares, longest)
+        on_hosts = self.on_hosts.alpha_s + self.on_hosts.per_unit_s * own
         return on_hosts + (told_s + self.gather.measured_each(size_bytes))
 
 
@@ -176,15 +200,19 @@ def chunks_in(group: Iterable[Arrival]) -> tuple[Chunk, ...]:
     return tuple(Chunk(tensor=one.name, start=0, stop=one.numel) for one, _ in group)
 
 
-def best_fusion(every: Sequence[Arrival], cost: SparseCost) -> list[list[Arrival]]:
+def best_fusion(
+    every: Sequence[Arrival], cost: SparseCost, *, is_whole: bool = False
+) -> list[list[Arrival]]:
     """The groups, in backward order, after which the last one arrives earliest.
+
+    If tensors stay whole, each rank of a host has some of a group's, and not a part of each.
 
     Among numbers of groups that tie (within ``TIE``) it is the smallest. A group holds one dtype,
     and no more than ``MOST_ELEMENTS`` unless it is one tensor.
     """
     if not every:
         return []
-    cuts = _cuts(_Table.of(every, cost))
+    cuts = _cuts(_Table.of(every, cost, is_whole and cost.num_shares > 1))
     return [list(every[start:stop]) for start, stop in pairwise(cuts)]
 
 
@@ -199,13 +227,16 @@ class _Table:
     """Seconds of the all-gather of tensors a to b - 1; infinite where there is no such group."""
 
     @classmethod
-    def of(cls, every: Sequence[Arrival], cost: SparseCost) -> _Table:
+    def of(cls, every: Sequence[Arrival], cost: SparseCost, is_whole: bool) -> _Table:
         backward_s = [one.backward_s for one in every]
         numels = [one.tensor.numel for one in every]
         encode_s = [cost.encode.per_unit_s * n for n in numels]
         lane_B = _prefixes(np.add(backward_s, encode_s))
         upto_B = _prefixes(numels)
-        gather_AB = cost.gather_each_s(np.maximum(upto_B - upto_B[:, None], 1.0))
+        longest_AB = np.zeros((len(upto_B), len(upto_B)))
+        for start in range(len(numels) if is_whole else 0):
+            longest_AB[start, start + 1 :] = np.maximum.accumulate(numels[start:])
+        gather_AB = cost.gather_each_s(np.maximum(upto_B - upto_B[:, None], 1.0), longest_AB)
         place_B = np.arange(len(upto_B))
         gather_AB[place_B[:, None] >= place_B] = np.inf
         # One tensor cannot be cut, and travels dense if it is longer.

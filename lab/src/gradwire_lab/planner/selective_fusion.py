@@ -12,6 +12,8 @@ Differences from the paper: it is of no paper. From SSFusion it differs in these
     - Neighbours may be sparsified as one vector too, as Cupcake does. With ``divisible`` they may
       also be pushed to the ranks that sum them up, and pulled (``casync_ps``), one of Espresso's
       schemes. It takes fewer bytes on slow links, and sparsifies the mean once more.
+    - Hosts of several ranks encode their sums, between two transfers. So an encode is a part of its
+      message there, wherever it is.
     - Plans of other planners, dense ones and sparsified ones, are compared with its own by the
       simulator, and the fastest is returned. So under the model it is never slower than they.
 Settings: sparsifier by name, and its density; every_tensor, whether something of every tensor is
@@ -188,7 +190,7 @@ def _messages(group: MixedGroup, cost: MixedCost) -> Iterator[PlannedMessage]:
         return [Arrival(cost.tensors[place], 0.0) for place in group.places(*ways)]
 
     def names(*ways: Way) -> tuple[str, ...]:
-        return tuple(one.tensor.name for one in those(*ways))
+        return tuple(one.tensor.name for one in those(*ways) if cost.is_flat)
 
     if dense := those(Way.DENSE):
         yield PlannedMessage(chunks=chunks_in(dense))

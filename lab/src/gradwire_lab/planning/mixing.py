@@ -8,7 +8,7 @@ lane as it comes, or the whole group as one vector. ``MixedCost`` says what grou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
@@ -19,7 +19,7 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit, fit_line
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.fusion import ENTRY_BYTES, MOST_ELEMENTS, NOTHING, SparseCost
+from gradwire.planning.fusion import MOST_ELEMENTS, NOTHING, SparseCost
 
 from .lanes import TimedMessage, carry_s, end_of, ready_times
 
@@ -105,12 +105,17 @@ class MixedCost:
             TensorCost(
                 numel=one.numel,
                 size_bytes=one.size_bytes,
-                sent_bytes=ENTRY_BYTES * self.sparse.entries(one.numel),
+                sent_bytes=self.sparse.sent_bytes(one.numel),
                 inline_s=self.sparse.encode_s(one.numel),
                 beside_s=self.beside.seconds(one.numel),
             )
             for one in self.tensors
         ]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether each rank is a host. Others encode between transfers, as a part of a message."""
+        return self.sparse.num_shares == 1
 
     @classmethod
     def of(
@@ -139,8 +144,10 @@ class MixedCost:
             cluster=cluster,
             sparse=sparse,
             beside=NOTHING if codec is None else codec.encode,
-            apart_behind=_behind(apart, sparse, cluster),
-            one_behind=_behind(one, sparse, cluster),
+            apart_behind=_behind(
+                apart, cluster, lambda n: sparse.apart_s([n], sparse.sent_bytes(n))
+            ),
+            one_behind=_behind(one, cluster, sparse.gather_s),
             pushed=None if pushed is None else _pushed(pushed, cluster),
         )
 
@@ -181,6 +188,8 @@ class MixedCost:
             carry = self.pushed.measured_s(numel)
         else:
             carry = self.sparse.gather_s(numel) + self.one_behind.seconds(numel)
+        if not self.is_flat:
+            return TimedGroup((), (TimedMessage(last, (), carry),))
         if way in (Way.ONE_INLINE, Way.PUSHED_INLINE):
             inline = ((last, self.sparse.encode_s(numel)),)
             return TimedGroup(inline, (TimedMessage(last, (), carry),))
@@ -190,31 +199,36 @@ class MixedCost:
     def _apart(self, group: MixedGroup) -> TimedGroup:
         inline: list[tuple[int, float]] = []
         works: list[tuple[int, float]] = []
-        dense_bytes = gathered_bytes = numel = 0
+        dense_bytes = gathered_bytes = 0
         dense_last = sparse_last = 0
+        numels: list[int] = []
         own = slice(group.start, group.stop)
         for way, one, layer in zip(group.ways, self.costs[own], self.layers[own], strict=True):
             if way == Way.DENSE:
                 dense_bytes, dense_last = dense_bytes + one.size_bytes, layer
                 continue
-            numel, sparse_last = numel + one.numel, layer
+            numels.append(one.numel)
+            sparse_last = layer
             gathered_bytes += one.sent_bytes
             if way == Way.INLINE:
                 inline.append((layer, one.inline_s))
-            else:
+            elif self.is_flat:
                 works.append((layer, one.beside_s))
         messages = []
         if dense_bytes:
             carry = self.cluster.all_reduce_s(dense_bytes)
             messages.append(TimedMessage(dense_last, (), carry))
-        if numel:
-            carry = self.sparse.gather_bytes_s(gathered_bytes) + self.apart_behind.seconds(numel)
-            carry = carry if numel <= MOST_ELEMENTS else inf
+        if numels:
+            carry = self.sparse.apart_s(numels, gathered_bytes)
+            carry += self.apart_behind.seconds(self.sparse.longest(numels))
+            carry = carry if sum(numels) <= MOST_ELEMENTS else inf
             messages.append(TimedMessage(max(dense_last, sparse_last), tuple(works), carry))
         return TimedGroup(tuple(inline), tuple(messages))
 
 
-def _behind(exchange: ExchangeSetting, cost: SparseCost, cluster: Cluster) -> LineFit:
+def _behind(
+    exchange: ExchangeSetting, cluster: Cluster, gather_s: Callable[[int], float]
+) -> LineFit:
     """The line, over elements, of what an exchange computes behind its all-gather."""
     if cluster.num_ranks == 1:
         return NOTHING
@@ -223,7 +237,7 @@ def _behind(exchange: ExchangeSetting, cost: SparseCost, cluster: Cluster) -> Li
         max(
             0.0,
             carry_s([ProfiledTensor(name="t", shape=(numel,))], exchange, cluster)
-            - cost.gather_s(numel),
+            - gather_s(numel),
         )
         for numel in (few, many)
     )

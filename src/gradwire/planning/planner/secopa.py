@@ -171,10 +171,11 @@ class _Maker:
             is_ring=self.setting.collective == "casync_ring",
             is_low_rank=self.setting.collective is None,
         )
-        # One that stays whole is encoded by one rank of a host.
-        encoded = tensors if cost.is_low_rank else map(self._share, tensors)
+        numel = sum(self._share(tensor).numel for tensor in tensors)
+        if cost.is_low_rank:  # each tensor is encoded by one rank of a host
+            numel = max(numel, *(tensor.numel for tensor in tensors))
         return cost.choose(
-            sum(one.numel for one in encoded),
+            numel,
             sum(self._share(tensor).size_bytes for tensor in tensors),
             sum(map(self._payload_bytes, tensors)),
         )

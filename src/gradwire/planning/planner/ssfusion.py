@@ -21,8 +21,11 @@ Differences from the paper:
     - A tensor of 2^31 elements or more travels dense, as an int32 tells an element's place.
     - Profiles and measured lines stand for the paper's five iterations of online profiling.
     - Groups are those of ``planning/fusion.py``, for Cupcake's cost.
-    - Hosts of several ranks add up first, and their ranks share out a group's tensors. So nothing
-      is encoded beside the backward pass. Shares are taken to be of equal bytes.
+    - Hosts of several ranks add up first, and each rank sparsifies its own tensors of the sum. So
+      no computation before a message is its sparsification: equation 2 and offloading have no
+      meaning, and all variants are one. As many of a group's smallest tensors are dense as lets the
+      group arrive earliest. All of them go by the all-reduce, as no rank has all tensors to be
+      gathered.
 Settings: variant, "naive", "o", "i" or "oi"; sparsifier by name, its density, and the floor of a
     lowered one; bound, "compensated" or "none".
 Order: backward, a group's all-reduce before its all-gather, one message at a time; the next forward
@@ -35,6 +38,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from math import inf
 from operator import itemgetter
 
 from ...contract.bounds import check_share
@@ -79,13 +83,13 @@ def ssfusion(
         cost=cost,
         floor=min(floor, density),
         is_bound=bound == "compensated",
-        offloads=variant in ("o", "oi") and cluster.ranks_per_host == 1,
+        offloads=variant in ("o", "oi"),
         interleaves=variant in ("i", "oi"),
         beside=NOTHING if codec is None else codec.encode,
     )
     messages: list[PlannedMessage] = []
     exchanges: dict[str, ExchangeSetting] = {}
-    for number, group in enumerate(best_fusion(arrivals(profile), cost)):
+    for number, group in enumerate(best_fusion(arrivals(profile), cost, is_whole=True)):
         if is_too_long(group):
             messages.append(maker.dense(group))
             continue
@@ -137,11 +141,15 @@ class _Maker:
     before_s: float | None = None
     """Seconds of the messages of the group before; None for the first group."""
     now_s: float = 0.0
+    link: Lane = field(default_factory=Lane)
+    """The link that hosts of several ranks share."""
     lane: Lane = field(default_factory=Lane)
 
     def messages(self, group: list[Arrival], name: str) -> tuple[list[PlannedMessage], float, int]:
         """The next group in backward order: its messages, and of the last of them the density of
         what is sparse and the number of dense tensors."""
+        if self.cost.num_shares > 1:
+            return self._on_hosts(group, name)
         dense = self._excluded(group)
         total, whole = _numel(group), _numel(group[place] for place in dense)
         density = min(self.cost.density, max(self.floor, self._density(total, whole)))
@@ -158,13 +166,12 @@ class _Maker:
             reduced, reduced_bytes = self._reduced(group, dense, upto_s, gathered_bytes)
             gathered_bytes -= sum(_dense_bytes(group[place]) for place in reduced)
         self.before_s = self.cluster.all_reduce_s(reduced_bytes)
-        self.before_s += self._gather_s(gathered_bytes)
+        self.before_s += self.cost.gather_bytes_s(gathered_bytes)
         self.now_s += upto_s[-1]
 
         places = range(len(group))
         gathered = [place for place in places if place not in reduced]
         inline = [place for place in gathered if place not in dense | offloaded]
-        inline *= self.cost.num_shares == 1
         found = [PlannedMessage(chunks=_chunks(group, reduced))] if reduced else []
         found.append(
             PlannedMessage(
@@ -180,7 +187,35 @@ class _Maker:
         """The next group as one message that is not sparsified."""
         self.before_s = self.cluster.all_reduce_s(sum(one.tensor.size_bytes for one in group))
         self.now_s += sum(one.backward_s for one in group)
+        self.link.take(self.now_s, self.before_s)
         return PlannedMessage(chunks=chunks_in(group))
+
+    def _on_hosts(self, group: list[Arrival], name: str) -> tuple[list[PlannedMessage], float, int]:
+        """``messages`` of hosts of several ranks: as many dense ones as let all arrive earliest."""
+        ready_s = list(accumulate((one.backward_s for one in group), initial=self.now_s))[1:]
+        free_s, total, rising = self.link.free_s, _numel(group), _rising(group)
+        best, best_s, density = set[int](), inf, self.cost.density
+        for count in range(len(group)):
+            dense, sparse = set(rising[:count]), [group[place] for place in rising[count:]]
+            left = self._density(total, total - _numel(sparse))
+            if count and self.is_bound and left < self.floor:
+                break
+            left = min(self.cost.density, max(self.floor, left))
+            self.link.free_s = free_s
+            if dense:
+                size_bytes = sum(group[place].tensor.size_bytes for place in dense)
+                self.link.take(ready_s[max(dense)], self.cluster.all_reduce_s(size_bytes))
+            gathered_bytes = self._payload_bytes(sparse, set(), left)
+            gathered_s = self.cost.apart_s([one.tensor.numel for one in sparse], gathered_bytes)
+            end_s = self.link.take(ready_s[-1], gathered_s)
+            if end_s < best_s:
+                best, best_s, density = dense, end_s, left
+        self.link.free_s, self.now_s = best_s, ready_s[-1]
+        gathered = PlannedMessage(
+            chunks=_chunks(group, set(range(len(group))) - best), exchange=name
+        )
+        ahead = [PlannedMessage(chunks=_chunks(group, best))] if best else []
+        return [*ahead, gathered], density, 0
 
     def _encode_s(self, one: Arrival) -> float:
         return self.cost.encode_s(one.tensor.numel)
@@ -190,8 +225,7 @@ class _Maker:
         found: set[int] = set()
         total, whole = _numel(group), 0
         computes_s = sum(one.backward_s + self._encode_s(one) for one in group)
-        rising = sorted(range(len(group)), key=lambda place: (group[place].tensor.numel, place))
-        for place in rising[:-1]:
+        for place in _rising(group)[:-1]:
             one = group[place]
             if self.before_s is None:
                 if self._encode_s(one) < self._saved_s(one):
@@ -208,11 +242,7 @@ class _Maker:
     def _saved_s(self, one: Arrival) -> float:
         """Seconds that the sparsification of one tensor takes off an all-gather."""
         sparse_bytes = ENTRY_BYTES * self.cost.entries(one.tensor.numel)
-        return self._gather_s(_dense_bytes(one)) - self._gather_s(sparse_bytes)
-
-    def _gather_s(self, size_bytes: int) -> float:
-        """Seconds among hosts of what is gathered of a group: each rank of a host has a share."""
-        return self.cost.gather_bytes_s(size_bytes / self.cost.num_shares)
+        return self.cost.gather_bytes_s(_dense_bytes(one)) - self.cost.gather_bytes_s(sparse_bytes)
 
     def _density(self, total: int, whole: int) -> float:
         """The density at which as many elements travel as if all were sparsified.
@@ -237,14 +267,14 @@ class _Maker:
         self, group: list[Arrival], dense: set[int], upto_s: list[float], behind_bytes: int
     ) -> tuple[set[int], int]:
         """The dense tensors that go ahead, so that the whole group arrives earliest, and bytes."""
-        best = upto_s[-1] + self._gather_s(behind_bytes), -1, 0
+        best = upto_s[-1] + self.cost.gather_bytes_s(behind_bytes), -1, 0
         reduced_bytes = 0
         for last in sorted(dense):
             reduced_bytes += group[last].tensor.size_bytes
             behind_bytes -= _dense_bytes(group[last])
             link = Lane()
             link.take(upto_s[last], self.cluster.all_reduce_s(reduced_bytes))
-            end_s = link.take(upto_s[-1], self._gather_s(behind_bytes))
+            end_s = link.take(upto_s[-1], self.cost.gather_bytes_s(behind_bytes))
             best = min(best, (end_s, last, reduced_bytes), key=itemgetter(0))
         return {place for place in dense if place <= best[1]}, best[2]
 
@@ -259,6 +289,11 @@ class _Maker:
 
 def _chunks(group: list[Arrival], places: Iterable[int]) -> tuple[Chunk, ...]:
     return chunks_in(group[place] for place in sorted(places))
+
+
+def _rising(group: list[Arrival]) -> list[int]:
+    """The places of a group's tensors, the smallest first."""
+    return sorted(range(len(group)), key=lambda place: (group[place].tensor.numel, place))
 
 
 def _numel(group: Iterable[Arrival]) -> int:

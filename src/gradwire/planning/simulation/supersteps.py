@@ -93,6 +93,8 @@ class Tariff:
     ranks_per_host: int
     host_share: float
     codec: CodecFit | None
+    encode: LineFit | None
+    """The line of an encode: that of ``codec``, or of the compressor that the algorithm calls."""
     plain: bool
 
     @classmethod
@@ -107,13 +109,16 @@ class Tariff:
             one is not None and one.lossless and one.layout is Layout.DENSE for one in traits
         )
         only = type(codecs[0]).__name__ if len(codecs) == 1 else ""
+        codec = cluster.codecs.get(only)
+        encoder = codec or cluster.codecs.get(getattr(codecs[0], "sparsifier", "") if only else "")
         return cls(
             cluster.num_ranks,
             lines,
             host_lines,
             cluster.ranks_per_host,
             cluster.across.host_share,
-            cluster.codecs.get(only),
+            codec,
+            None if encoder is None else encoder.encode,
             plain,
         )
 
@@ -134,6 +139,8 @@ class Tariff:
         """A computation and its seconds; None for encode and decode of plain payloads."""
         if self.plain and verb.name in ("encode", "decode"):
             return None
+        if verb.name == "encode" and self.encode is not None:
+            return Work(verb.name, self.encode.seconds(verb.numel))
         if self.codec is None or verb.name not in PRIMITIVES:
             return Work(f"{verb.name} ({NOT_MEASURED})", 0.0)
         return Work(verb.name, getattr(self.codec, verb.name).seconds(verb.numel))
