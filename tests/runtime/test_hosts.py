@@ -26,10 +26,13 @@ from gradwire.contract.verbs import AllReduce, Among
 from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive
-from gradwire.exchange.two_level import with_hosts
+from gradwire.exchange.two_level import on_hosts, with_hosts
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.runtime.handle import Handle
+from gradwire.runtime.state.checkpoint import collect
+from gradwire.runtime.step.messages import Message, ParamRange
 from gradwire.runtime.step.wire import Circle, Routes
+from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import attached_to, device_mesh, mesh
 from tests.runtime.plans import CLUSTER, drawn, profile_of_model, through
@@ -497,6 +500,22 @@ def test_exchanges_of_whole_tensors_train_are_saved_and_are_planned(
         for name, one in total.items():
             assert bool(one.any())
             torch.testing.assert_close(one, totals[0][name], rtol=1e-6, atol=1e-7)
+
+
+def warmed(codec: Any) -> Exchange:
+    return gw.with_density_warmup(gw.with_clipping(codec, 1.0), steps_per_stage=5)
+
+
+@each("exchange", [*EXCHANGES, warmed(gw.compress.topk()), warmed(selective(sparsifier="topk"))])
+def test_a_state_of_hosts_has_the_fields_of_one_without(exchange: Exchange) -> None:
+    """Each field is with a rank of the host at least, of every tensor, under the same path."""
+    ranges = [ParamRange.whole(str(at), torch.zeros(shape)) for at, shape in enumerate(SHAPES)]
+    flat = collect([Message(0, ranges, exchange, 0, 2)])
+    hosts = on_hosts(exchange, 2)
+    of_host = [collect([Message(0, ranges, hosts, rank, 4)]) for rank in range(2)]
+    for name, fields in flat["params"].items():
+        assert {*fields} == {path for one in of_host for path in one["params"][name]}
+    assert all(one["messages"].keys() == flat["messages"].keys() for one in of_host)
 
 
 def kept_of_one_element(rank: int, world: int) -> list[Tensor]:

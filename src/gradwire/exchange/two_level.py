@@ -54,6 +54,16 @@ class HostState(NamedTuple):
     inner: State
 
 
+def without_hosts(state: State) -> State:
+    """A state as if each rank were a host: with that of the inner exchange in place of hosts'."""
+    if isinstance(state, HostState):
+        return state.inner
+    if not isinstance(state, tuple):
+        return state
+    parts = map(without_hosts, state)
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+
 @dataclass(frozen=True)
 class TwoLevel(Wrapper):
     """An exchange among hosts of ``ranks_per_host`` ranks each; made by ``with_hosts``.

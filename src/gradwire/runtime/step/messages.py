@@ -39,6 +39,7 @@ there to bring values into the range of 16 bits, on the wire as in the model.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -413,12 +414,13 @@ class Message:
 
     def state_of(self, slot: Slot, state: State = None) -> dict[str, Tensor]:
         """Views of one slot's part of ``state`` (None: the message's own), by path."""
-        index, own = self.slots.index(slot), {}
-        if self._shares is not None:  # a share has only its own tensors
-            tensors = self._shares.tensors[self._place]
-            index = tensors.index(index) if index in tensors else -1
-        for path, tensor in self._leaves(state):
-            field = field_of(path)
+        place, own, found = self.slots.index(slot), {}, [*self._leaves(state)]
+        held = self._shares.tensors[self._place] if self._shares is not None else (place,)
+        counts = Counter(field_of(path) for path, _ in found)
+        for path, tensor in found:
+            field, index = field_of(path), place
+            if self._shares is not None and counts[field] < len(self.spec.shapes):
+                index = held.index(place) if place in held else -1  # a share has only its tensors
             if not self._is_by_parameter(path, tensor):
                 continue
             if path.endswith("_N"):
@@ -453,7 +455,11 @@ class Message:
     def _leaves(self, state: State) -> Iterable[tuple[str, Tensor]]:
         """The tensors of ``state`` (None: the message's own); on hosts the paths are no others."""
         state = self.state if state is None else state
-        return leaves(state if self._shares is None else state.inner)
+        if self._shares is not None:
+            from ...exchange.two_level import without_hosts
+
+            state = without_hosts(state)
+        return leaves(state)
 
     def rest_of_state(self, state: State = None) -> dict[str, Tensor]:
         """The tensors of ``state`` (None: the message's own) that belong to no slot, by path."""
