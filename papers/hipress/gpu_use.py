@@ -12,7 +12,7 @@ from functools import partial
 from gradwire.planning.simulation.clock import Timing, run_on_clock
 
 from ..frame import Ask, Claim, Findings, Row
-from ..links import merged, united
+from ..links import united
 from ..rows import POINTS, draw, mean, number
 from .printed import RING
 from .setting import EC2_AS_TABLE_1, HOSTS, Site
@@ -47,15 +47,9 @@ def _row(site: Site, model: str, num_hosts: int, name: str) -> Row:
     cluster = site.cluster(num_hosts, is_push_pull=system.is_push_pull, slower=system.slower)
     timing = run_on_clock(system.plan(profile, cluster), profile, cluster)
     uses, width_s = window_uses(timing), timing.iteration_s / NUM_WINDOWS
-    link = merged(timing.spans, "communication", 0.0) or united(
-        zip(timing.message_start_s, timing.message_end_s, strict=True)
-    )
-    idle = [place for place, use in enumerate(uses) if use == 0.0]
-    sent = [
-        place
-        for place in idle
-        if any(first < (place + 1) * width_s and last > place * width_s for first, last in link)
-    ]
+    link = zip(timing.message_start_s, timing.message_end_s, strict=True)
+    sends = shares(united(link), timing.iteration_s, NUM_WINDOWS)
+    idle = [sent for use, sent in zip(uses, sends, strict=True) if use == 0.0]
     return {
         "name": name,
         "application": model,
@@ -63,7 +57,7 @@ def _row(site: Site, model: str, num_hosts: int, name: str) -> Row:
         "mean_use": mean(uses),
         "most_use": max(uses),
         "idle_windows": len(idle),
-        "idle_windows_that_send": len(sent),
+        "idle_windows_that_send": sum(sent > 0 for sent in idle),
         POINTS: [[1e3 * width_s * (place + 0.5), use] for place, use in enumerate(uses)],
     }
 
@@ -72,13 +66,19 @@ def window_uses(timing: Timing, num_windows: int = NUM_WINDOWS) -> list[float]:
     """The share of each window of an iteration in which the model's layers are computed."""
     backward = zip(timing.backward_start_s, timing.backward_end_s, strict=True)
     forward = zip(timing.forward_start_s, timing.forward_end_s, strict=True)
-    busy, width_s = united([*backward, *forward]), timing.iteration_s / num_windows
-    uses = []
+    return shares(united([*backward, *forward]), timing.iteration_s, num_windows)
+
+
+def shares(
+    stretches: Sequence[tuple[float, float]], whole_s: float, num_windows: int
+) -> list[float]:
+    """The share of each window that is covered by some stretches of time."""
+    found, width_s = [], whole_s / num_windows
     for place in range(num_windows):
         from_s, to_s = place * width_s, (place + 1) * width_s
-        parts_s = (min(end_s, to_s) - max(start_s, from_s) for start_s, end_s in busy)
-        uses.append(min(1.0, sum(max(0.0, part_s) for part_s in parts_s) / width_s))
-    return uses
+        parts_s = (min(end_s, to_s) - max(start_s, from_s) for start_s, end_s in stretches)
+        found.append(min(1.0, sum(max(0.0, part_s) for part_s in parts_s) / width_s))
+    return found
 
 
 def _sparser(ring: Row, best: Row) -> Claim:

@@ -32,8 +32,8 @@ ASSUMPTIONS = (
     "onebit and TernGrad are sent with gradwire's blocks of 128: 1.5 and 2.25 bits an element with "
     "their scales, where the paper counts 1 and 2. Table 7 takes the paper's 1/32.",
     "GPUs of a host add up over NVLink or PCIe first, at no cost, so a host is one rank of the "
-    "simulation. The paper's Ring and PyTorch do not add up first; a ring through all GPUs moves "
-    "as many bytes over a host's link.",
+    "simulation; figure 9 has rows with the seconds of NVLink too. The paper's Ring and PyTorch do "
+    "not add up first; a ring through all GPUs moves as many bytes over a host's link.",
     "How much arrives of a link is derived from table 1, whose share of communication over its "
     "efficiency is the seconds that a dense training communicates: 30 of 100 Gbit/s by a ring, 28 "
     "by BytePS, which has no RDMA on EC2. Other rows: all arrives. Locally the same shares.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gradwire.contract.travel import travel
 from gradwire.planning import catalogue
-from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.profile import Profile
 
@@ -41,6 +41,8 @@ class Site:
     memory_speed: float = 1.0
     """How many times as fast its memory is as the V100's."""
     gpus_per_host: int = 8
+    within_bytes_per_s: float | None = None
+    """The rate of a GPU's links to others of its host; None where adding up there takes nothing."""
 
     def profile(self, model: str) -> Profile:
         """A catalogued model on the site's GPU."""
@@ -81,6 +83,10 @@ class Site:
             codecs={**dict.fromkeys(CODECS, codec), "dgc": dgc},
             source=f"HiPress's testbed, read as: {self.name}",
         )
+        if self.within_bytes_per_s is not None:
+            count = self.gpus_per_host
+            host = Host(num_ranks=count, rate_bytes_per_s=self.within_bytes_per_s)
+            return cluster.model_copy(update={"num_ranks": num_hosts * count, "host": host})
         if not is_push_pull:
             return cluster
         line = LineFit(
@@ -115,6 +121,10 @@ EC2_AS_TABLE_1 = Site(
     arriving_gbit("transformer", RING),
     arriving_gbit("bert_large", BYTEPS),
 )
+EC2_WITHIN = replace(
+    EC2_AS_TABLE_1, name="hosts add up over NVLink of 150 GB/s", within_bytes_per_s=150e9
+)
+"""NVLink 2 of a V100 in each direction, by its datasheet: six links of 25 GB/s."""
 LOCAL_GBIT = 56
 LOCAL = Site(
     "all of 56 Gbit/s arrives",
