@@ -97,7 +97,7 @@ def test_parts_add_up_to_what_the_simulator_says(contender: Any) -> None:
 
 
 def test_stretches_of_time_are_counted_once() -> None:
-    assert links._united([(3, 4), (0, 2), (1, 2.5), (4, 5)]) == [(0, 2.5), (3, 5)]
+    assert links.united([(3, 4), (0, 2), (1, 2.5), (4, 5)]) == [(0, 2.5), (3, 5)]
 
 
 # Figure 12
