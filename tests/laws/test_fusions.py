@@ -87,3 +87,12 @@ def test_the_table_of_all_gathers_is_that_of_one(every: list[Arrival], cost: Spa
 
 def test_every_law_has_a_specimen() -> None:
     assert {law for law, _ in broken.BITES} == set(LAWS)
+
+
+def test_tensors_that_stay_whole_are_fused_for_all_ranks_of_a_host_to_have_one() -> None:
+    """Two ranks encode a tensor of 0.1 s each; if both have a half of each, the first need not
+    wait for the second."""
+    two = arrivals(profile_of(([100_000], 0.0, 0.05), ([100_000], 0.0, 0.0)))
+    cost = cost_of(LineFit(alpha_s=0.0, per_unit_s=1e-6), hop_s=0.0, rate=1e9, host=HOST)
+    assert len(best_fusion(two, cost)) == 2
+    assert len(best_fusion(two, cost, is_whole=True)) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -212,6 +213,34 @@ def test_hosts_compress_and_cut_their_shares(collective: str) -> None:
         assert message.exchange == half.exchange
         cuts = [(one.tensor, 2 * one.start, 2 * one.stop) for one in half.chunks]
         assert [(one.tensor, one.start, one.stop) for one in message.chunks] == cuts
+
+
+def test_a_rank_of_a_host_encodes_a_matrix_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of matrices that travel together each rank encodes as many elements as others."""
+    asked: list[tuple[int, int, float]] = []
+
+    def choose(cost: CaSyncCost, *figures: Any) -> LeastCost:
+        asked.append(figures)
+        return LeastCost(True, 1, 1.0)
+
+    monkeypatch.setattr(CaSyncCost, "choose", choose)
+    profile, flat = catalogue.load("vgg16"), cluster_of(4)
+    host = Host(num_ranks=2, rate_bytes_per_s=1e9)
+    hosts = flat.model_copy(update={"num_ranks": 8, "host": host})
+    numels = [t.numel for layer in profile.layers for t in layer.tensors][::-1]
+    low_rank = partial(secopa, compressor="powersgd", collective="allreduce", bulk_bytes=2**40)
+    for cluster, count in ((flat, 1), (hosts, 2)):
+        asked.clear()
+        low_rank(profile, cluster)
+        *alone, together = asked
+        assert [numel for numel, _, _ in alone] == numels
+        assert [size for _, size, _ in alone] == [4 * -(-numel // count) for numel in numels]
+        own = sum(-(-numel // count) for numel in numels)
+        assert together[:2] == (max(own, *numels), 4 * own)
+        payloads = [payload_bytes for _, _, payload_bytes in asked]
+        if count == 1:
+            whole = payloads
+        assert payloads == pytest.approx([one / count for one in whole])
 
 
 def test_error_feedback_goes_to_what_needs_it() -> None:
