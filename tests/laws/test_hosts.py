@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -15,14 +15,16 @@ import gradwire as gw
 from gradwire.collective.steps.shares import Shares, shares_of
 from gradwire.contract import Exchange, Member, State
 from gradwire.contract.spec import TensorSpec
-from gradwire.contract.verbs import Steps
+from gradwire.contract.state import leaves
+from gradwire.contract.verbs import AllGather, Among, Steps
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
+from gradwire.exchange.local import drive
 from gradwire.exchange.two_level import HostState, TwoLevel, with_hosts
 from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import Case, states_of
-from gradwire_lab.laws.tolerance import assert_near, largest
+from gradwire_lab.laws.tolerance import assert_near, largest, same_bits
 from tests.each import each
 from tests.laws.cases import name_of
 from tests.laws.test_laws_bite import rejected
@@ -139,14 +141,57 @@ def test_nothing_is_lost_at_either_level(inner: Exchange) -> None:
             law_nothing_is_lost_at_either_level(TwoLevel(inner, ranks_per_host), case)
 
 
+class _Early(TwoLevel):
+    """Reads the means of others before they are there."""
+
+    def synchronise(self, *given: Any) -> Steps[Any]:
+        text, value = super().synchronise(*given), None
+        while True:
+            try:
+                asked = text.send(value)
+            except StopIteration as stop:
+                return stop.value
+            if isinstance(asked, tuple) and isinstance(asked[0], AllGather):
+                asked = asked[1] if asked[0].among is Among.HOST else asked
+            value = yield asked
+
+
+def law_rooms_change_no_bit(exchange: TwoLevel, case: Case) -> None:
+    """Ranks that read each other's rooms make the bits of ranks that send, in every step."""
+    found = []
+    for lends in (False, True):
+        states, means = case.states(exchange), []
+        members = [Member(rank, case.world) for rank in range(case.world)]
+        for step in range(3):
+            outs = case.grads(step)
+            each = zip(members, states, outs, strict=True)
+            texts = [exchange.synchronise(*one, one[2]) for one in each]
+            seed, hosts = case.seed + step, exchange.ranks_per_host
+            states = drive(texts, seed=seed, ranks_per_host=hosts, lends=lends).results
+            means += outs
+        found.append([*means, *(own for state in states for _, own in leaves(state))])
+        buffers = [buffer for member in members for buffer in member.buffers]
+        assert case.world == 1 or lends is ("sums" not in buffers), "rooms were not used"
+    assert all(map(same_bits, *found)), "rooms change bits"
+
+
+@each("place", range(len(PAIRS)), ids=lambda at: name_of(PAIRS[at]))
+def test_rooms_change_no_bit(place: int) -> None:
+    for ranks_per_host, case in CASES[place % len(CASES) :: len(PAIRS)]:
+        law_rooms_change_no_bit(TwoLevel(PAIRS[place], ranks_per_host), case)
+
+
+def test_the_law_of_rooms_bites() -> None:
+    with rejected(by=law_rooms_change_no_bit):
+        for seed in range(4):
+            law_rooms_change_no_bit(_Early(PAIRS[0], 2), Case(world=4, numel=64, seed=seed))
+
+
 class _SumsOnly(TwoLevel):
     """Hands the host's sum on as if it were its mean."""
 
-    def _average(self, sums_M: Tensor, shares: Shares) -> Tensor:
-        first_S, *others = sums_M.chunk(shares.count)
-        for other_S in others:
-            first_S += other_S
-        return first_S
+    def _average(self, parts: Sequence[Tensor], into: Tensor) -> None:
+        into.copy_(torch.stack([*parts]).sum(0))
 
 
 class _Forgetful(TwoLevel):
@@ -161,18 +206,18 @@ class _Forgetful(TwoLevel):
 class _OneRankAlone(TwoLevel):
     """Lets only the first rank of a host count."""
 
-    def _average(self, sums_M: Tensor, shares: Shares) -> Tensor:
-        return sums_M.chunk(shares.count)[0]
+    def _average(self, parts: Sequence[Tensor], into: Tensor) -> None:
+        into.copy_(parts[0])
 
 
 class _DropsATensor(TwoLevel):
     """Lets the owner of the message's first tensor exchange zeros in its place."""
 
     def _reduce(self, me: Member, shares: Shares, *given: Any) -> Steps[Any]:
-        total_S, own_S, lost_S = yield from super()._reduce(me, shares, *given)
+        total_S, own_S, lost_S, rooms = yield from super()._reduce(me, shares, *given)
         first = shares.ranges(me.rank % shares.count)[0]
         own_S[first.place : first.place + first.stop - first.start] = 0
-        return total_S, own_S, lost_S
+        return total_S, own_S, lost_S, rooms
 
 
 @each("wrong", [_SumsOnly, _Forgetful, _OneRankAlone, _DropsATensor])
@@ -245,7 +290,18 @@ def test_shares_hold_every_element_once(
         assert torch.equal(own_S, shares.own(grad_N, share))
         shares.put(own_S, share, back_N)
     assert torch.equal(back_N, grad_N)
-    shares.join(shares_M, back_N.zero_())
+    slots = torch.split(shares_M, list(shares.numels))
+    shares.join(dict(enumerate(slots)), back_N.zero_())
+    assert torch.equal(back_N, grad_N)
+    if count == 1:
+        return
+    slots[-1].fill_(torch.nan)
+    shares.cut(grad_N, shares_M, but=count - 1)
+    assert bool(slots[-1].isnan().all()), "the share that others read was written"
+    slots[-1].copy_(shares.own(grad_N, count - 1))
+    back_N.zero_()
+    for share, own_S in enumerate(slots):
+        shares.join({share: own_S}, back_N)
     assert torch.equal(back_N, grad_N)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -109,6 +112,54 @@ def test_real_ranks_compute_what_one_process_does(four: Ranks, subtests: pytest.
             for found in of_ranks:
                 assert len(found) == len(want)
                 assert all(map(torch.equal, found, want))
+
+
+@contextmanager
+def lacking(name: str, limit: int) -> Iterator[None]:
+    """Has a function of ``os`` fail here, as where memory is short, for more than so many bytes."""
+    real = getattr(os, name)
+
+    def short(*given: Any) -> Any:
+        if limit and given[-1] <= limit:
+            return real(*given)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with mock.patch.object(os, name, short):
+        yield
+
+
+LACKS = {
+    "": ("memory", nullcontext),
+    "memfd_create": ("gloo", lambda: lacking("memfd_create", 0)),
+    "posix_fallocate": ("memory", lambda: lacking("posix_fallocate", 64)),
+}
+"""The function that fails on one rank, and what the host's ranks then say that they use."""
+
+
+def by_memory(rank: int, world: int) -> list[tuple[str, str, float, int]]:
+    """Bits of training, the way within hosts, bytes sent and kept files; rank 2 lacks something."""
+    found = []
+    for _, lack in LACKS.values():
+        with lack() if rank == 2 else nullcontext():
+            model = Net()
+            handle = attached_to(model, 1)
+            train(model, swift(model.parameters()), rank, range(3))
+        stats = handle.stats()
+        links = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+        kept = sum("gradwire-" in link for link in links)
+        sent = stats["wire_bytes_per_step"]
+        found.append((digest(model), stats["backend"]["within_hosts"], sent, kept))
+        handle.detach()
+    return found
+
+
+def test_ranks_of_a_host_share_memory_or_none_does(four: Ranks) -> None:
+    results = four.run(by_memory)
+    for place, (way, _) in enumerate(LACKS.values()):
+        for found in results:
+            bits, within, sent, num_files = found[place]
+            assert (bits, within, num_files) == (results[0][0][0], way, 0)
+            assert (sent < found[1][2] / 10) is (place == 0), "gradients pass through sockets"
 
 
 LAUNCHERS = [("LOCAL_WORLD_SIZE", "LOCAL_RANK"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID")]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RanksDiffer
+from .room import Room
 from .scratch import passing
 from .verbs import Compute, Steps
 
@@ -84,6 +85,7 @@ class Member:
     __slots__ = (
         "_across",
         "_buffers",
+        "_room",
         "_variant",
         "ahead",
         "cluster",
@@ -117,6 +119,7 @@ class Member:
         """The tensors that were encoded before the message, by place: see `EncodesTensors`. Empty
         outside of a step."""
         self._buffers: dict[str, Tensor] = {}
+        self._room: Room | None = None
         self._across: Member | None = None
         self._variant: tuple[Compressor, Compressor] | None = None
 
@@ -167,6 +170,17 @@ class Member:
             self._buffers[name] = found
         return found[:numel] if varies else found
 
+    def room(self, numel: int, like: Tensor, dtype: torch.dtype) -> Room | None:
+        """The message's room of ``numel`` undefined elements; None if no other rank can map it."""
+        if self._room is None:
+            self._room = Room(numel, like, dtype)
+        fits = self._room.own_M.numel() == numel and self._room.own_M.dtype == dtype
+        return self._room if fits and self._room.is_open else None
+
+    def drop(self, name: str) -> None:
+        """Gives a buffer of ``scratch`` back, which is not needed any more."""
+        self._buffers.pop(name, None)
+
     def told(self, name: str, numel: int) -> Tensor:
         """A buffer (int64) for numbers that ranks tell each other.
 
@@ -183,9 +197,14 @@ class Member:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """The buffers of ``scratch`` by name, those among hosts with them."""
+        """The buffers of ``scratch`` by name, the room and those among hosts with them."""
         across = {} if self._across is None else self._across.buffers
-        return {**self._buffers, **{f"{name} among hosts": one for name, one in across.items()}}
+        room = {"room": self._room.own_M} if self._room and self._room.is_open else {}
+        return {
+            **self._buffers,
+            **room,
+            **{f"{name} among hosts": one for name, one in across.items()},
+        }
 
     def sizes(
         self,

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from .room import Room
+
 T = TypeVar("T")
 
 
@@ -77,7 +79,10 @@ class AllGather:
 class AllToAll:
     """Part i of ``buf`` goes to rank i; ``out`` is what the ranks sent here, in rank order.
 
-    ``out_sizes`` and ``in_sizes`` are element counts, one a rank.
+    ``out_sizes`` and ``in_sizes`` are element counts, one a rank. A driver whose ranks read each
+    other's memory may send nothing and leave ``out`` as it is, where ``buf`` lies in ``room``. Then
+    the verb's result is the list of all ranks' rooms, in rank order; else it is None, on all ranks.
+    Others may read a room until this rank's next verb among the same ranks.
     """
 
     out: Tensor
@@ -85,6 +90,7 @@ class AllToAll:
     out_sizes: tuple[int, ...]
     in_sizes: tuple[int, ...]
     among: Among = Among.RANKS
+    room: Room | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,13 +67,19 @@ class _Rank:
 
 
 def drive(
-    texts: Sequence[Steps[T]], *, seed: int = 0, num_shards: int = 1, ranks_per_host: int = 1
+    texts: Sequence[Steps[T]],
+    *,
+    seed: int = 0,
+    num_shards: int = 1,
+    ranks_per_host: int = 1,
+    lends: bool = False,
 ) -> Outcome[T]:
     """Runs one text a rank to its end.
 
     With ``num_shards`` the texts are of a grid, shard after shard: of W ranks each, text s * W + r
     is that of rank r among those that average shard s. Ranks are named by their text then. With
-    ``ranks_per_host`` these W ranks are on hosts of so many, host after host.
+    ``ranks_per_host`` these W ranks are on hosts of so many, host after host. If it ``lends``, they
+    read each other's rooms.
 
     Raises ``Deadlock`` when ranks wait for each other, with what each of them waits for, and
     ``InvalidSetting`` when ranks disagree on a verb or a size.
@@ -83,7 +89,8 @@ def drive(
         raise InvalidSetting(f"drive takes {accepted} texts, got {len(texts)}; pass all ranks'")
     world = len(texts) // num_shards
     check_hosts(ranks_per_host, world)
-    driver = _Driver([_Rank(text) for text in texts], random.Random(seed), world, ranks_per_host)
+    ranks = [_Rank(text) for text in texts]
+    driver = _Driver(ranks, random.Random(seed), world, ranks_per_host, lends)
     driver.run()
     return Outcome([rank.result for rank in driver.ranks], driver.sent)
 
@@ -97,10 +104,10 @@ def check_hosts(ranks_per_host: int, world: int) -> None:
 
 class _Driver:
     def __init__(
-        self, ranks: list[_Rank], rng: random.Random, world: int, ranks_per_host: int
+        self, ranks: list[_Rank], rng: random.Random, world: int, ranks_per_host: int, lends: bool
     ) -> None:
         self.ranks = ranks
-        self.rng = rng
+        self.rng, self.lends = rng, lends
         self.world, self.ranks_per_host = world, min(ranks_per_host, world)
         self.members = {
             among: [self._members(index, among) for index in range(len(ranks))] for among in Among
@@ -186,7 +193,9 @@ class _Driver:
         elif isinstance(first, Send):
             _transfer(chosen[0], chosen[1])
         else:
-            _collect(chosen)
+            value = _lent(chosen) if self.lends else None
+            if value is None:
+                _collect(chosen)
         for p in chosen:
             self.pending.remove(p)
         for p in chosen:
@@ -230,6 +239,16 @@ def _transfer(send: _Pending, recv: _Pending) -> None:
             f"receives {target.numel()} {target.dtype}; both ends must agree"
         )
     target.copy_(source)
+
+
+def _lent(members: tuple[_Pending, ...]) -> list[torch.Tensor] | None:
+    """The rooms of all ranks of an all-to-all; None where they are not in their verbs."""
+    rooms = [p.verb.room for p in members if isinstance(p.verb, AllToAll) and p.verb.room]
+    if len(rooms) < len(members):
+        return None
+    for room in rooms:
+        room.parts = [one.own_M for one in rooms]
+    return rooms[0].parts
 
 
 def _collect(members: tuple[_Pending, ...]) -> None:

@@ -12,6 +12,10 @@ Differences: the paper does not say who compresses for a host. Here each rank do
     one length; a tensor of many rows is cut between rows. If the inner exchange takes tensors
     whole, as PowerSGD does, shares are of whole tensors: the largest first, each to the rank with
     fewest elements. A rank may then have no tensor; it takes part with a share of no element.
+    Where a host's ranks read each other's memory, nothing is sent within the host. A rank's room
+    has a slot for each share. The rank writes its parts of others' shares there, and the mean of
+    its own share into its own slot. Others read this mean in their last computation of a step. So
+    the own slot is written only after the next step's all-to-all, to which all ranks have come.
 Wire: within the host (L-1) times a share in the working dtype, by an all-to-all whose parts are
     added up in rank order, and (L-1) times a share in the gradient's dtype, given to each other
     rank; among hosts what the inner exchange makes of a share. With whole tensors a rank receives
@@ -24,6 +28,7 @@ Contributed: a rank's own gradient; what of the host's share does not arrive is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -33,14 +38,18 @@ from torch import Tensor
 from ..collective.steps.shares import Shapes, Shares, shares_of
 from ..contract import Compressor, Exchange, Member, State
 from ..contract.bounds import check_whole
+from ..contract.room import Room
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.state import leaves
-from ..contract.verbs import AllToAll, Among, Compute, Recv, Send, Steps, Verb
+from ..contract.verbs import AllGather, AllToAll, Among, Compute, Recv, Send, Steps, Verb
 from ..errors import invalid
 from .by_name import Accounting, exchange_for
 from .clipping import Clipping
 from .error_feedback import Wrapper, chooser_of, nested
 from .local import check_hosts
+
+_BLOCK = 2**17
+"""Elements that are added up at once: as many of each rank stay in a processor's cache."""
 
 
 class HostState(NamedTuple):
@@ -118,7 +127,7 @@ class TwoLevel(Wrapper):
             remedy = "make it by init(dataclasses.replace(spec, rank=rank), world)"
             raise invalid("state", f"that of rank {state.place}", accepted, remedy)
         across = me.across(self.ranks_per_host)
-        total_S, own_S, lost_S = yield from self._reduce(me, shares, grad_N, residual_N)
+        total_S, own_S, lost_S, rooms = yield from self._reduce(me, shares, grad_N, residual_N)
         given_S = total_S.clone() if isinstance(across, Accounting) else None
         text = across.through(self.inner, state.inner, own_S, own_S, lost_S)
         inner = yield from among_hosts(text)
@@ -131,16 +140,11 @@ class TwoLevel(Wrapper):
             shares.put(own, place, whole_N)
             me.contributed_N = whole_N
         me.selection, me.imbalance, me.way = across.selection, across.imbalance, across.way
-        means_M = out_N
-        if not (shares.in_place and out_N.is_contiguous()):
-            # The room of the shares that were cut is free now, if its dtype fits.
-            name = "shares" if grad_N.dtype == _working(grad_N) else "means"
-            means_M = me.scratch(name, sum(shares.numels), grad_N, grad_N.dtype)
-        yield from _give(means_M, own_S, shares, place)
+        means = yield from _means(me, shares, own_S, grad_N, out_N, rooms)
 
         def join() -> None:
-            if means_M is not out_N:
-                shares.join(means_M, out_N)
+            if means:
+                shares.join(means, out_N)
             if residual_N is not None and lost_S is not None:
                 residual_N.zero_()
                 shares.put(lost_S.mul_(shares.count), place, residual_N)
@@ -151,32 +155,44 @@ class TwoLevel(Wrapper):
 
     def _reduce(
         self, me: Member, shares: Shares, grad_N: Tensor, residual_N: Tensor | None
-    ) -> Steps[tuple[Tensor, Tensor, Tensor | None]]:
+    ) -> Steps[tuple[Tensor, Tensor, Tensor | None, list[Tensor] | None]]:
         """The mean over the host's ranks of this rank's share, as it is sent, and its residual.
 
-        The last is there where ``residual_N`` is, of which the sum with the gradient is taken.
+        The residual is there where ``residual_N`` is, of which the sum with the gradient is taken.
+        Last are the rooms of the host's ranks; None where ranks do not read each other's.
         """
-        own, numel, working = me.rank % shares.count, grad_N.numel(), _working(grad_N)
-        is_working, cut_M, own_numel = grad_N.dtype == working, grad_N, shares.numels[own]
-        sums_M = me.scratch("sums", shares.count * own_numel, grad_N, working)
-        if not (shares.in_place and is_working and residual_N is None and grad_N.is_contiguous()):
-            cut_M = me.scratch("shares", sum(shares.numels), grad_N, working)
-
-            def cut() -> None:
-                shares.cut(grad_N if residual_N is None else residual_N.add_(grad_N), cut_M)
-
-            yield Compute("cut", cut, numel)
+        share, working = me.rank % shares.count, _working(grad_N)
+        is_working, own_numel = grad_N.dtype == working, shares.numels[share]
+        room, cut_M = yield from _cut(me, shares, grad_N, residual_N)
+        is_lent = room is not None and room.parts is not None
+        sums_M, sizes = cut_M, (own_numel,) * shares.count
+        if not is_lent:
+            sums_M = me.scratch("sums", sum(sizes), grad_N, working)
         # A share of the host's gradients for each of its ranks, from all of them.
-        yield AllToAll(sums_M, cut_M, (own_numel,) * shares.count, shares.numels, Among.HOST)
-        total_S = own_S = sums_M[:own_numel]
-        if not is_working:
-            own_S = me.scratch("share", own_numel, grad_N, grad_N.dtype)
+        rooms = yield AllToAll(sums_M, cut_M, sizes, shares.numels, Among.HOST, room)
+        if rooms is None:
+            parts = [*sums_M.view(shares.count, own_numel)]
+            total_S = own_S = parts[0]
+            if not is_working:
+                own_S = me.scratch("share", own_numel, grad_N, grad_N.dtype)
+        else:
+            me.drop("sums")
+            parts = [_slots(one, shares)[share] for one in rooms]
+            total_S, own_S = parts[share], _mean_in(rooms[share], share, shares, grad_N)
         lost_S = None
         if residual_N is not None:
             lost_S = me.scratch("residual of the share", own_numel, grad_N, working)
 
         def average() -> None:
-            self._average(sums_M, shares)
+            if rooms is None:
+                self._average(parts, total_S)
+            for one in () if rooms is None else shares.ranges(share):
+                # The own slot has no part yet, as others have read a mean there until now.
+                own = slice(one.place, one.place + one.stop - one.start)
+                each = [part_S[own] for part_S in parts]
+                each[share] = (grad_N if residual_N is None else residual_N)[one.start : one.stop]
+                self._average(each, total_S[own])
+            shares.clear_filled(total_S, share)
             if not is_working:
                 own_S.copy_(total_S)
             if lost_S is not None and is_working:
@@ -184,20 +200,87 @@ class TwoLevel(Wrapper):
             elif lost_S is not None:  # what a 16-bit share cannot hold
                 torch.nan_to_num_(torch.sub(total_S, own_S, out=lost_S), 0.0, 0.0, 0.0)
 
-        yield Compute("average", average, numel)
-        return total_S, own_S, lost_S
+        yield Compute("average", average, grad_N.numel())
+        return total_S, own_S, lost_S, rooms
 
-    def _average(self, sums_M: Tensor, shares: Shares) -> Tensor:
-        """The mean of one share's parts, which lie one behind the other; it replaces the first."""
-        first_S, *others = sums_M.chunk(shares.count)
-        first_S.mul_(1 / shares.count)
-        for other_S in others:
-            first_S.add_(other_S, alpha=1 / shares.count)
-        return first_S
+    def _average(self, parts: Sequence[Tensor], into: Tensor) -> None:
+        """Writes the mean of ranks' parts, added up in rank order; ``into`` may be the first."""
+        size = _BLOCK if into.is_cpu else max(1, into.numel())
+        for *each, into_B in zip(*(torch.split(one, size) for one in (*parts, into)), strict=True):
+            first_B, *others = (part_B.to(into.dtype) for part_B in each)
+            torch.mul(first_B, 1 / len(parts), out=into_B)
+            for other_B in others:
+                into_B.add_(other_B, alpha=1 / len(parts))
 
 
 def _working(grad_N: Tensor) -> torch.dtype:
     return working_dtype(grad_N.dtype)
+
+
+def _cut(
+    me: Member, shares: Shares, grad_N: Tensor, residual_N: Tensor | None
+) -> Steps[tuple[Room | None, Tensor]]:
+    """Cuts the sum of gradient and residual into shares, in a room if other ranks can map it.
+
+    Returns the room and the shares, which are the gradient itself where nothing is to be done.
+    """
+    whole, working = sum(shares.numels), _working(grad_N)
+    is_working = grad_N.dtype == working
+    # Behind the shares there is room for the mean, where that has another dtype.
+    room = me.room(whole + (0 if is_working else max(shares.numels)), grad_N, working)
+    if room is not None:
+        cut_M = room.own_M[:whole]
+    elif shares.in_place and is_working and residual_N is None and grad_N.is_contiguous():
+        return None, grad_N
+    else:
+        cut_M = me.scratch("shares", whole, grad_N, working)
+    # Others may still read the mean of the step before, in this rank's own slot.
+    kept = me.rank % shares.count if room is not None and room.parts is not None else None
+
+    def cut() -> None:
+        pending_N = grad_N if residual_N is None else residual_N.add_(grad_N)
+        shares.cut(pending_N, cut_M, but=kept)
+
+    yield Compute("cut", cut, grad_N.numel())
+    return room, cut_M
+
+
+def _mean_in(room_M: Tensor, rank: int, shares: Shares, grad_N: Tensor) -> Tensor:
+    """The place of the mean of a rank's share in its room: the slot that it needs for no other."""
+    if grad_N.dtype == _working(grad_N):
+        return _slots(room_M, shares)[rank]
+    return room_M[sum(shares.numels) :].view(grad_N.dtype)[: shares.numels[rank]]
+
+
+def _slots(room_M: Tensor, shares: Shares) -> tuple[Tensor, ...]:
+    """The shares in a room."""
+    return torch.split(room_M[: sum(shares.numels)], list(shares.numels))
+
+
+def _means(
+    me: Member,
+    shares: Shares,
+    own_S: Tensor,
+    grad_N: Tensor,
+    out_N: Tensor,
+    rooms: Sequence[Tensor] | None,
+) -> Steps[dict[int, Tensor]]:
+    """The means of shares by number, each from its rank of the host, that ``out_N`` lacks yet."""
+    share = me.rank % shares.count
+    if rooms is not None:
+        # Nobody reads a mean before all have written theirs.
+        told, own = me.told("all are there", shares.count), me.told("this one is there", 1)
+        put = Compute("join", lambda: shares.join({share: own_S}, out_N), shares.numels[share])
+        yield AllGather(told, own, Among.HOST), put
+        others = ((rank, one) for rank, one in enumerate(rooms) if rank != share)
+        return {rank: _mean_in(one, rank, shares, grad_N) for rank, one in others}
+    means_M, is_in_place = out_N, shares.in_place and out_N.is_contiguous()
+    if not is_in_place:
+        # The room of the shares that were cut is free now, if its dtype fits.
+        name = "shares" if grad_N.dtype == _working(grad_N) else "means"
+        means_M = me.scratch(name, sum(shares.numels), grad_N, grad_N.dtype)
+    yield from _give(means_M, own_S, shares, share)
+    return {} if is_in_place else dict(enumerate(torch.split(means_M, list(shares.numels))))
 
 
 def _give(means_M: Tensor, own_S: Tensor, shares: Shares, share: int) -> Steps[None]:

@@ -11,7 +11,7 @@ length, and a share may be empty. A tensor's owner depends on the other tensors 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -80,6 +80,7 @@ class Shares:
             for t in tensors
             for size in (lengths[share][t], self._rooms[share][t] - lengths[share][t])
         ]
+        self._num_pieces = 2 * len(shapes)
         self._order = [2 * (share * len(shapes) + t) for t in tensors for share in range(count)]
         self._filled = [i for i in range(1, len(self._of_shares), 2) if self._of_shares[i]]
         self.is_filled = bool(self._filled)
@@ -92,17 +93,27 @@ class Shares:
         """The ranges of a message that a share holds, one for each tensor; some may be empty."""
         return self._ranges[share]
 
-    def cut(self, grad_N: Tensor, into_M: Tensor) -> None:
-        """Writes all shares of a message into ``into_M``, one behind the other."""
-        slots = torch.split(into_M, self._of_shares)
-        torch._foreach_copy_([slots[i] for i in self._order], torch.split(grad_N, self._of_message))
+    def cut(self, grad_N: Tensor, into_M: Tensor, *, but: int | None = None) -> None:
+        """Writes all shares of a message, ``but`` one, into ``into_M``, one behind the other."""
+        slots, pieces = torch.split(into_M, self._of_shares), torch.split(grad_N, self._of_message)
+        kept = [at for at in range(len(self._order)) if at % self.count != but]
+        torch._foreach_copy_([slots[self._order[at]] for at in kept], [pieces[at] for at in kept])
         for i in self._filled:
-            slots[i].zero_()
+            if i // self._num_pieces != but:
+                slots[i].zero_()
 
-    def join(self, shares_M: Tensor, out_N: Tensor) -> None:
-        """Writes the message whose shares lie in ``shares_M``, one behind the other."""
-        slots = torch.split(shares_M, self._of_shares)
-        torch._foreach_copy_(torch.split(out_N, self._of_message), [slots[i] for i in self._order])
+    def join(self, shares: Mapping[int, Tensor], out_N: Tensor) -> None:
+        """Writes these shares, by their numbers, into their places in a message."""
+        slots = {
+            share: torch.split(
+                own_S, self._of_shares[share * self._num_pieces :][: self._num_pieces]
+            )
+            for share, own_S in shares.items()
+        }
+        pieces = enumerate(torch.split(out_N, self._of_message))
+        found = [(one, divmod(at, self.count)) for at, one in pieces if at % self.count in slots]
+        held = [slots[share][2 * tensor] for _, (tensor, share) in found]
+        torch._foreach_copy_([one for one, _ in found], held)
 
     def clear_filled(self, own_S: Tensor, share: int) -> None:
         """Sets to 0 what lies in a share beside elements of the message."""

@@ -1,6 +1,7 @@
 """Backends: what carries payloads between ranks, gloo from host memory or NCCL from the device's.
 
-Among the ranks of a host it is NCCL where each has a CUDA device of its own. Between hosts
+Among the ranks of a host it is NCCL where each has a CUDA device of its own, and else memory that
+the ranks share, if each can map that of the others (see `agree_to_lend`). Between hosts
 ``gw.Options(backend=)`` says which: "gloo", "nccl", or "auto", which measures both over the link
 and takes NCCL where gloo is what limits the rate. What lies in host memory goes
 by gloo in any case.
@@ -100,6 +101,9 @@ def connect(
                 if rates["nccl"] < FASTER * rates["gloo"]:
                     circle.close_direct()
         found[name] = None if circle is None else "nccl" if circle.direct else "gloo"
+        if circle is not None and circle.lends:
+            circle.lends = circle.direct is None
+            found[name] = "memory" if circle.lends else "nccl"
     return found
 
 

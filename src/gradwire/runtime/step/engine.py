@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from .wire import (
     Circle,
     NotedVerb,
     Routes,
+    agree_to_lend,
     as_on_a_lane,
     begin,
     broadcast_all,
@@ -118,6 +120,9 @@ class Engine:
             if ranks_per_host > 1:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
                 self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
+            host = self.routes.circles.get(Among.HOST)
+            if host is not None and not checksums:  # which are of what is sent
+                host.lends = self.meanwhile("connect", partial(agree_to_lend, host))
         except BaseException:
             self.close()
             raise
@@ -208,7 +213,7 @@ class Engine:
         end = Task(name, lambda: None, step=step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
         inline = self.do_inline if is_inline else None
-        text = self.routes.sealed(text, lane)
+        text = self.routes.sealed(self.routes.lending(text), lane)
         driver = Driver(manager, self.routes, text, index, lane, step, end, [turn], side, inline)
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)

@@ -193,8 +193,8 @@ def whereabouts(
     the host first. Bytes are of payloads and, where the host encodes, of gradients; row-sparse ones
     aside. Payloads pass through ``pinned_bytes`` of host memory. So do tensors that a plan has
     encoded ``early``: ``offloaded`` counts them, and their bytes on the way to the host.
-    ``backend`` names what carries payloads ``within_hosts`` and ``between_hosts``, and says ``why``
-    NCCL cannot (see `backends`).
+    ``backend`` names what carries payloads ``within_hosts`` (where "memory" is shared by ranks) and
+    ``between_hosts``, and says ``why`` NCCL cannot (see `backends`).
     """
     steps = max(1, num_steps)
     lanes = [lane for message in messages for lane in message.lanes.values()]

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
 from ...contract.files import write_anew
+from ...contract.room import Room
 from ...contract.travel import sent_bytes
 from ...contract.verbs import (
     AllGather,
@@ -36,6 +37,7 @@ from ...contract.verbs import (
     Among,
     Broadcast,
     Communication,
+    Compute,
     Recv,
     ReduceScatter,
     Send,
@@ -171,7 +173,8 @@ class Circle:
 
     There is a channel for each communication lane. ``direct`` is the one that sends from a device's
     memory, if there is one. ``name`` is used once, as for ``open_channels``. ``ranks`` are their
-    numbers among those that average, which ranks with other shards have not.
+    numbers among those that average, which ranks with other shards have not. ``lends`` tells
+    whether they read each other's host memory.
     """
 
     name: str
@@ -180,6 +183,7 @@ class Circle:
     channels: list[Channel]
     direct: Channel = None
     ranks: Sequence[int] = ()
+    lends: bool = False
 
     def close_direct(self) -> None:
         """Gives the device's own channel back, if there is one."""
@@ -312,6 +316,11 @@ class Routes:
 
         return pairwise(text, place_of)
 
+    def lending(self, text: Steps[Any]) -> Steps[Any]:
+        """The text as ranks carry it out that read the memory of others on their host."""
+        host = self.circles.get(Among.HOST)
+        return text if host is None else _lending(text, host)
+
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""
         circle = self.circles[verb.among]
@@ -332,6 +341,66 @@ class Routes:
             channels += circle.channels
             circle.channels = []  # else the last would be closed with it, one by one
         give_back(channels)
+
+
+def lent(verb: AllToAll, host: Circle) -> Steps[list[Tensor] | None]:
+    """An all-to-all of the ranks of a host, which read each other's rooms once all have mapped all.
+
+    Ranks tell each other each time whether they have a new room, and all wait for all by it.
+    """
+    room = verb.room
+    if not host.lends:
+        if room is not None:
+            room.settle(is_lent=False)
+        yield verb
+        return None
+    own = torch.tensor((0,) * 4 if room is None else room.tell(), device="cpu")
+    told = own.repeat(host.world, 1)
+    yield AllGather(told.view(-1), own, Among.HOST)
+    if bool(told.any()):
+        is_mapped = False
+        if room is not None:
+            is_mapped = yield Compute("map", lambda: room.map(told.tolist(), host.rank))
+        own_mapped = torch.tensor([int(is_mapped)], device="cpu")
+        all_mapped = own_mapped.repeat(host.world)
+        yield AllGather(all_mapped, own_mapped, Among.HOST)
+        if room is not None:
+            room.settle(is_lent=bool(all_mapped.all()))
+    if room is not None and room.parts is not None:
+        return room.parts
+    yield replace(verb, room=None)
+    return None
+
+
+def _lending(text: Steps[Any], host: Circle) -> Steps[Any]:
+    value = None
+    while True:
+        try:
+            asked = text.send(value)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(asked, AllToAll) and asked.among is Among.HOST:
+            value = yield from lent(asked, host)
+        else:
+            value = yield asked
+
+
+def agree_to_lend(host: Circle) -> bool:
+    """Whether the ranks of a host, which all call this, can read each other's memory."""
+    host.lends = True
+    one = torch.zeros(1, device="cpu")
+    room, sizes, value = Room(1, one, one.dtype), (0,) * host.world, None
+    text = lent(AllToAll(one[:0], one[:0], sizes, sizes, Among.HOST, room), host)
+    with suppress(StopIteration):
+        while True:
+            verb, value = text.send(value), None
+            if isinstance(verb, Compute):
+                value = verb.fn()
+            elif not isinstance(verb, tuple):
+                carry_out([verb], host.channels[:1])
+    if room.parts is None:
+        _log.info("gradients of a host's ranks pass through sockets: %s", room.why)
+    return room.parts is not None
 
 
 _ON_HOSTS = "write mesh= where hosts have several ranks"
