@@ -17,6 +17,7 @@ from gradwire.planning.casync import CaSyncCost
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.simulation.timeline import simulate_exchange
 from gradwire_bench.report import curves
+from gradwire_lab.compress.tbq import tbq
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import mean, number
@@ -48,7 +49,7 @@ def figure14(ask: Ask, sizes: Sequence[int] = SIZES, num_hosts: int = HOSTS) -> 
 def row_of(cluster: Cluster, size_bytes: int) -> Row:
     """The seconds of one gradient, each way."""
     codec = cluster.codecs["tbq"]
-    cost = CaSyncCost.of(cluster, codec, is_ring=False, is_low_rank=False)
+    cost = CaSyncCost.of(cluster, codec, is_ring=False, traits=tbq.traits)
     numel, hosts = size_bytes // 4, cluster.num_ranks
     cuts = np.array([1.0, float(hosts)])
     plain_K = cost.plain_each_s(size_bytes, cuts)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gradwire.contract.registry import load
-from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.by_name import by_name, exchange_for
 from gradwire_bench.workloads import fashion_mnist
 from gradwire_bench.workloads.task import TrainingTask
 from gradwire_bench.workloads.train import History, train
@@ -59,6 +59,8 @@ class Trained:
     alike: str
     """The catalogued model whose iterations count."""
     less_is_better: bool
+    collective: str | None = None
+    """The collective of the paper's system; None is the one that suits the compressor."""
     missing: Callable[[], str | None] = lambda: None
     """A function that says why its data are not here and how to get them; None if they are."""
 
@@ -73,6 +75,7 @@ MODELS = (
         HIPRESS_DGC,
         "lstm",
         less_is_better=True,
+        collective="casync_ring",
     ),
     Trained(
         "convnet",
@@ -114,10 +117,14 @@ def figure16(ask: Ask, models: Sequence[Trained] = MODELS, num_hosts: int = HOST
 def _trained(model: Trained, name: str, quick: bool) -> History:
     num_steps = model.num_quick_steps if quick else model.num_steps
     kind = load("compress", "none" if name == DENSE else name)
+    exchange = exchange_for(kind())
+    if name != DENSE and model.collective is not None:
+        keeps = kind.traits.error_feedback
+        exchange = by_name(name, {}, model.collective, error_feedback=keeps)
     with one_thread():
         return train(
             model.make(seed=0),
-            exchange_for(kind()),
+            exchange,
             world=NUM_RANKS,
             num_steps=num_steps,
             num_warm_up=round(WARM_UP * num_steps),

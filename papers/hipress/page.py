@@ -41,8 +41,8 @@ ASSUMPTIONS = (
     "With onebit as many partitions go together as there are hosts, so each host serves one. The "
     "extra copies that the paper blames (section 6.3) are in no model. Ring fuses 64 MiB.",
     "PyTorch's hook makes backward pass, compression and transfers wait for each other (section "
-    "5.2). HiPress is the planner secopa; with DGC by CaSync-PS, as casync_ring takes no payloads "
-    "whose sizes vary. Compressing takes nothing from the computation's GPU.",
+    "5.2). HiPress is the planner secopa; with DGC by CaSync-Ring. Compressing takes nothing from "
+    "the computation's GPU.",
 )
 
 DRAWING = "an illustration or notation: it states no figures"

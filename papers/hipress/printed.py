@@ -11,7 +11,7 @@ BYTEPS, RING = "BytePS", "Ring"
 BYTEPS_ONEBIT, BYTEPS_CPU = "BytePS(CompLL-onebit)", "BytePS(OSS-onebit)"
 RING_DGC, TORCH_POWERSGD = "Ring(OSS-DGC)", "PyTorch(OSS-PowerSGD)"
 PS_ONEBIT, RING_ONEBIT = "HiPress-PS(onebit)", "HiPress-Ring(onebit)"
-HIPRESS_DGC, HIPRESS_TERNGRAD = "HiPress(DGC)", "HiPress-PS(TernGrad)"
+HIPRESS_DGC, HIPRESS_TERNGRAD = "HiPress-Ring(DGC)", "HiPress-PS(TernGrad)"
 HIPRESS_POWERSGD = "HiPress-Ring(PowerSGD)"
 
 CPU_SLOWER = 35.6

@@ -133,7 +133,7 @@ SYSTEMS = {
         System(RING_ONEBIT, partial(secopa, collective="casync_ring")),
         System(
             HIPRESS_DGC,
-            partial(secopa, compressor="dgc", density=DGC_DENSITY),
+            partial(secopa, compressor="dgc", density=DGC_DENSITY, collective="casync_ring"),
         ),
         System(HIPRESS_TERNGRAD, partial(secopa, compressor="terngrad")),
         System(HIPRESS_POWERSGD, partial(secopa, compressor="powersgd", collective="allreduce")),

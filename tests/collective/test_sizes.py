@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -28,7 +31,12 @@ class expected_whole(above):
         return self.format(spec)
 
 
-COLLECTIVES = (gw.collective.allgather_sparse(), gw.collective.casync_ps())
+COLLECTIVES = (
+    gw.collective.allgather_sparse(),
+    gw.collective.casync_ps(),
+    gw.collective.casync_ring(),
+    gw.collective.casync_ring(half_bytes=0, partitions=3),
+)
 
 
 def gradients(share: float, numel: int = 1000, world: int = WORLD) -> list[Tensor]:
@@ -59,6 +67,16 @@ def test_an_all_to_all_sends_sizes_and_each_payload() -> None:
     assert sent(exchange, grads) == [8 + 3 * 8 + 8 + 3 * 8, 8 + 1 * 8 + 8 + 3 * 8]
 
 
+def test_a_ring_tells_each_size_ahead_of_its_payload() -> None:
+    """The 8 bytes go for an empty payload too, which is a message of no bytes."""
+    exchange = gw.pair(above(), gw.collective.casync_ring())
+    grads = [torch.zeros(64) for _ in range(2)]  # chunks of 32
+    assert sent(exchange, grads) == [2 * 8, 2 * 8]
+    grads[0][3:5] = 5.0  # rank 0 sends two elements of its chunk, and the sum comes back
+    grads[1][4:7] = 5.0
+    assert sent(exchange, grads) == [2 * 8 + 2 * 8, 2 * 8 + 4 * 8]
+
+
 @each("collective", COLLECTIVES)
 def test_the_bound_is_reached_by_the_largest_payloads(collective: gw.Collective) -> None:
     exchange = gw.pair(ALL, collective)
@@ -76,8 +94,7 @@ def test_the_bound_is_reached_by_the_largest_payloads(collective: gw.Collective)
     assert kept.expected_bytes(spec, WORLD) == expected
 
 
-@each("numel", [0, 1, 9, 1001])
-@each("collective", COLLECTIVES)
+@each("collective, numel", [*product(COLLECTIVES[:2], [0, 1, 9, 1001]), (COLLECTIVES[2], 1001)])
 def test_a_payload_beyond_its_largest_is_refused(collective: gw.Collective, numel: int) -> None:
     """As where ranks hold other models; who announces it is named."""
     exchange, larger = gw.pair(ALL, collective), gradients(1.0, numel + 40, 1)
@@ -90,5 +107,11 @@ def test_a_payload_beyond_its_largest_is_refused(collective: gw.Collective, nume
 def test_who_takes_payloads_that_vary() -> None:
     assert suited(above()) == gw.collective.allgather_sparse()
     assert suited(trimmed()) == gw.collective.casync_ps()
-    with pytest.raises(IncompatiblePair, match="these payloads vary in size; use allgather_sparse"):
-        gw.pair(above(), gw.collective.casync_ring())
+    with pytest.raises(IncompatiblePair, match="these payloads vary in size; use allreduce"):
+        gw.pair(summable(), gw.collective.allreduce())
+
+
+class summable(trimmed):
+    """Claims that payloads may be summed, whatever their sizes."""
+
+    traits = replace(trimmed.traits, additive=True)

@@ -12,6 +12,7 @@ from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.allreduce import allreduce
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
+from gradwire.compress.dgc import dgc
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
@@ -48,6 +49,8 @@ SOUND_EXCHANGES = (
     _with(allgather_sparse(), variable.above()),
     _with(casync_ps(), variable.above()),
     _with(casync_ps(), variable.trimmed()),
+    _with(casync_ring(), variable.above()),
+    _with(casync_ring(), variable.trimmed()),
 )
 
 STARVES = _with(allgather_sparse(), compressors.starves(density=0.5))
@@ -147,6 +150,14 @@ EXCHANGE_BITES = (
     (
         on_exchanges.law_nothing_is_lost_or_made,
         _with(collectives.forgets_a_rank(), topk(density=0.3)),
+    ),
+    (
+        on_exchanges.law_nothing_is_lost_or_made,
+        _with(collectives.forgets_what_hops_drop(), topk(density=0.3)),
+    ),
+    (
+        on_exchanges.law_nothing_is_lost_or_made,
+        _with(collectives.forgets_what_hops_drop(), dgc(density=0.3)),
     ),
     (on_exchanges.law_nothing_is_lost_or_made, exchanges.leaves_residual_stale()),
     (on_exchanges.law_nothing_is_lost_or_made, supports.loses_an_index(density=0.3)),

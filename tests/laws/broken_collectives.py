@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
+from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Compressor, Member, State
 from gradwire.contract.collective import Collective, Needs
 from gradwire.contract.payload import Format, Payload
@@ -163,6 +164,18 @@ class hides_aggregator_loss(casync_ps):
         if residual_N is not None:
             start, stop = chunk_bounds(grad_N.numel(), me.world)[me.rank]
             residual_N[start:stop] = 0
+        return state
+
+
+class forgets_what_hops_drop(casync_ring):
+    """Selects again at each hop like CaSync-Ring, and keeps the loss of its first encode alone."""
+
+    def run(self, codec, me, state, grad_N, out_N, residual_N):
+        state = yield from super().run(codec, me, state, grad_N, out_N, residual_N)
+        if residual_N is not None:
+            start, stop = chunk_bounds(grad_N.numel(), me.world)[me.rank]
+            residual_N[:start] = 0
+            residual_N[stop:] = 0
         return state
 
 

@@ -14,14 +14,16 @@ from torch import Tensor
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.collective.steps.chunks import Chunks
+from gradwire.compress.dgc import dgc
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
+from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
 from gradwire.contract.registry import examples
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair
 from gradwire_lab.laws.bounded import law_means_follow_the_dense_mean
-from gradwire_lab.laws.cases import LARGE
+from gradwire_lab.laws.cases import LARGE, Case
 from tests.each import each
 from tests.laws import broken_collectives, broken_compressors
 from tests.laws.broken import _with
@@ -79,6 +81,17 @@ def test_twelve_steps_of_others(place: int) -> None:
     hold(place)
 
 
+@pytest.mark.slow
+@each("world", range(2, 8))
+def test_a_ring_selects_again_in_any_number_of_partitions(world: int) -> None:
+    """DGC, whose number of elements varies, and top-k; the lengths by turns."""
+    for turn, partitions in enumerate((None, *range(1, world + 1)), world):
+        numel = (16_384, 16_385, 65_537)[turn % 3]
+        codec = (dgc(density=0.05), topk(density=0.05))[turn % 2]
+        around = pair(codec, casync_ring(partitions=partitions, half_bytes=turn % 2 * 4096))
+        law_means_follow_the_dense_mean(around, Case(world=world, numel=numel, seed=turn))
+
+
 @each(
     "wrong",
     [
@@ -86,6 +99,7 @@ def test_twelve_steps_of_others(place: int) -> None:
         _with(broken_collectives.starts_with_itself()),
         _with(broken_collectives.forgets_a_rank()),
         _with(broken_collectives.hides_aggregator_loss(), onebit()),
+        _with(broken_collectives.forgets_what_hops_drop(), dgc(density=0.05)),
         _with(broken_collectives.trusts_old_buffers()),
         _with(casync_ps(), broken_compressors.claims_contraction(bitwidth=2, norm="l2")),
         _with(broken_collectives.gathers(), broken_compressors.rounds_down()),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.collective.casync_ps import casync_ps
+from gradwire.compress.dgc import dgc
+from gradwire.compress.onebit import onebit
 from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.casync import MOST_BATCHES, CaSyncCost, LeastCost
@@ -91,6 +95,20 @@ def test_low_rank_is_never_cut() -> None:
     assert choice == (True, 1, pytest.approx(12 * send.seconds(5e4) + computes_s))
 
 
+@each("is_ring, told", [(True, 8), (False, 14)])
+def test_payloads_that_vary_take_the_transfers_of_their_sizes(is_ring: bool, told: int) -> None:
+    """8 bytes each: N on a ring of N, and as many as there are payloads by servers."""
+    cluster = cluster_of(8)
+    same, varied = (
+        CaSyncCost.of(cluster, CODEC, is_ring=is_ring, traits=replace(dgc.traits, exact_size=exact))
+        for exact in (True, False)
+    )
+    for num_K, batches in ((1, 1), (8, 1), (9, 2)):
+        seconds = [cost.compressed_each_s(10**6, 1e4, np.array([num_K])) for cost in (same, varied)]
+        more_s = batches * told * cluster.line("send").measured_s(8)
+        assert seconds[1] - seconds[0] == pytest.approx(more_s)
+
+
 ENCODE = LineFit(alpha_s=2e-5, per_unit_s=2e-11)
 CODEC = CodecFit(encode=ENCODE, decode=ENCODE, merge=ENCODE)
 
@@ -130,7 +148,7 @@ def test_fewer_partitions_than_ranks_are_one_message_of_so_many() -> None:
     nothing = LineFit(alpha_s=0.0, per_unit_s=0.0)
     codec = CodecFit(encode=encode, decode=nothing, merge=nothing)
     cluster, profile = cluster_of(8, codec=codec), profile_of(([5 * 10**6, 8 * 10**6], 0.1, 0.1))
-    cost = CaSyncCost.of(cluster, codec, is_ring=False, is_low_rank=False)
+    cost = CaSyncCost.of(cluster, codec, is_ring=False, traits=onebit.traits)
     plan = secopa(profile, cluster)
     exchanges = exchanges_of(plan)
     numels = {t.name: t.numel for layer in profile.layers for t in layer.tensors}
@@ -185,7 +203,7 @@ def test_who_shares_a_message_has_the_partitions_of_the_sum() -> None:
     encode = LineFit(alpha_s=1e-3, per_unit_s=1e-12)
     cluster = cluster_of(8, codec=CodecFit(encode=encode, decode=NOTHING, merge=NOTHING))
     profile = profile_of(*[([10**6], 0.1, 0.1)] * 5)
-    cost = CaSyncCost.of(cluster, cluster.codecs["onebit"], is_ring=False, is_low_rank=False)
+    cost = CaSyncCost.of(cluster, cluster.codecs["onebit"], is_ring=False, traits=onebit.traits)
     payload_bytes = 10**6 / 8 + 8 * 10**6 / 128
     alone, all_ = (cost.choose(n * 10**6, 4 * n * 10**6, n * payload_bytes) for n in (1, 5))
     assert alone.is_compressed
@@ -249,6 +267,7 @@ def test_error_feedback_goes_to_what_needs_it() -> None:
     assert not cast16.error_feedback
     for compressor, more in (
         ("dgc", {"density": 0.01}),
+        ("dgc", {"density": 0.01, "collective": "casync_ring"}),
         ("powersgd", {"collective": "allreduce"}),
     ):
         made = partial(secopa, compressor=compressor, **more)(profile, cluster_of())

@@ -9,13 +9,19 @@ Differences: the mean, not the sum, is decoded at the end; each hop's loss is it
     A large message goes in two halves, the second a step behind the first: one is merged and
     encoded while the other is passed on. Then half a chunk each is encoded, merged and decoded
     beside which nothing travels, and not N, N - 1 and one.
+    A sparsifier selects again at every hop (DGC by CaSync-Ring: section 5.3, figures 9 and 16), so
+    a payload never holds more than the k elements of its chunk.
 Partitions: 1 to W, of which the first begins at another rank in each message of a step.
 Wire: W chunks; each rank sends the payload of every chunk but one while reducing and of every chunk
     but one while gathering: (sum of slots - slot r+1) + (sum of slots - slot r+2) bytes.
     So with W partitions. Of fewer, the other chunks are empty, and nothing is done for them.
+    Where sizes vary, each slot is as large as its payload, and 8 bytes tell the size ahead: 2 (W-1)
+    times. While reducing that takes a latency a hop more. While gathering only the first size does,
+    as the next one travels beside a payload.
 State: one codec state a chunk.
 Contributed: own gradient plus what arrived, less what left, in every chunk: a hop's re-encoding
-    loss belongs to the rank that re-encoded."""
+    loss belongs to the rank that re-encoded. So do the elements that a hop does not select again.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +36,9 @@ from torch import Tensor
 from ..contract import Compressor, Member, State
 from ..contract.bounds import check_whole
 from ..contract.collective import Collective, Needs
-from ..contract.payload import Payload
+from ..contract.payload import Payload, slot_bytes
 from ..contract.spec import TensorSpec, chunk_bounds, working_dtype
-from ..contract.verbs import Compute, Steps, Verb
-from .ring import passing_on
+from ..contract.verbs import Compute, Recv, Send, Steps, Verb
 from .steps.chunks import check_partitions, chunks_of, first_server, first_states, rotated
 
 # ---- Texts side by side ------------------------------------------------------------------------
@@ -84,7 +89,7 @@ class casync_ring(Collective):
     message whose chunks have larger payloads than ``half_bytes`` goes in two halves.
     """
 
-    needs: ClassVar[Needs] = Needs(exact_size=True)
+    needs: ClassVar[Needs] = Needs()
     encodes_sums: ClassVar[bool] = True
     partitions: int | None = None
     half_bytes: int = 128 * 1024
@@ -128,12 +133,11 @@ class casync_ring(Collective):
         self, codec: Compressor, spec: TensorSpec, world: int
     ) -> tuple[tuple[int, int], ...]:
         """The ranges of a message that go round the ring each by itself."""
-        most = max(self._slots(codec.for_world(world), spec.numel, spec.dtype, world))
+        own = codec.for_world(world)
+        chunks = chunks_of(own, spec.numel, spec.dtype, world, self.partitions)
+        each = zip(chunks.codecs, chunks.specs, strict=True)
+        most = max(part.typical(of).slot_bytes for part, of in each)  # a simulation knows no other
         return chunk_bounds(spec.numel, 2 if most > self.half_bytes else 1)
-
-    def _slots(self, codec: Compressor, numel: int, dtype: torch.dtype, world: int) -> list[int]:
-        formats = chunks_of(codec, numel, dtype, world, self.partitions).formats
-        return [form.slot_bytes for form in formats]
 
 
 class _Walk:
@@ -164,6 +168,11 @@ class _Walk:
         ends = [0, *accumulate(form.slot_bytes for form in self.chunks.formats)]
         whole = me.scratch(f"walk {self.number}", ends[-1], grad_N, torch.uint8)
         self.slots = [whole[a:b] for a, b in pairwise(ends)]
+        self.sizes = [form.size_bytes for form in self.chunks.formats]
+        varies = not self.codec.traits.exact_size
+        if varies:
+            self.told_1 = me.told(f"told size {self.number}", 1)
+            self.own_1 = me.told(f"own size {self.number}", 1)
         most = max(spec.numel for spec in self.chunks.specs)
         dtype = working_dtype(grad_N.dtype)
         self.sum_C = me.scratch(f"sum {self.number}", most, grad_N, dtype)
@@ -171,13 +180,22 @@ class _Walk:
         yield self.encoding(rank, grad_N[start:stop])
         for step in range(world - 1):
             out, into = (rank - step) % world, (rank - step - 1) % world
-            yield passing_on(me, self.slots[out], self.slots[into])
+            if varies:
+                yield self.telling(out, into)
+                self.hear(into)
+            yield self.passing(out, into)
             sum_C = self.sum_C[: self.numel(into)]
             yield (*self.merging(into), *self.encoding(into, sum_C))
+        if varies:
+            yield self.telling((rank + 1) % world, rank)
+            self.hear(rank)
         for step in range(world - 1):
-            out, into = (rank + 1 - step) % world, (rank - step) % world
-            moves = passing_on(me, self.slots[out], self.slots[into])
+            out, into, after = ((rank + place - step) % world for place in (1, 0, -1))
+            tells_next = varies and step < world - 2
+            moves = self.passing(out, into) + (self.telling(into, after) if tells_next else ())
             yield (*self.decoding(out, out_N), *moves)
+            if tells_next:
+                self.hear(after)
         yield self.decoding((rank + 2) % world, out_N)
         return rotated(tuple(self.states), -first)
 
@@ -185,7 +203,31 @@ class _Walk:
         return self.chunks.specs[chunk].numel
 
     def payload(self, chunk: int) -> Payload:
-        return self.chunks.payload(chunk, self.slots[chunk], self.chunks.formats[chunk].size_bytes)
+        return self.chunks.payload(chunk, self.slots[chunk], self.sizes[chunk])
+
+    def passing(self, out: int, into: int) -> tuple[Verb, ...]:
+        """Sends the payload of one chunk on, and receives another one's."""
+        slots = [self.slots[chunk][: slot_bytes(self.sizes[chunk])] for chunk in (out, into)]
+        return self._transfers(out, into, *slots)
+
+    def telling(self, out: int, into: int) -> tuple[Verb, ...]:
+        """The same of the payloads' sizes; ``hear`` takes what has come."""
+        return self._transfers(out, into, self.own_1.fill_(self.sizes[out]), self.told_1)
+
+    def hear(self, chunk: int) -> None:
+        """Notes the size that the rank before has told, if it was of a chunk that is not empty."""
+        if self.numel(chunk):
+            limit, source = (
+                self.chunks.formats[chunk].size_bytes,
+                (self.me.rank - 1) % self.me.world,
+            )
+            (self.sizes[chunk],) = self.me.sizes(self.told_1, [limit], ranks=[source])
+
+    def _transfers(self, out: int, into: int, sent: Tensor, come: Tensor) -> tuple[Verb, ...]:
+        """One step along the ring. Nothing moves of an empty chunk; an empty payload does."""
+        me = self.me
+        sends = (Send((me.rank + 1) % me.world, sent),) if self.numel(out) else ()
+        return (*sends, Recv((me.rank - 1) % me.world, come)) if self.numel(into) else sends
 
     def merging(self, chunk: int) -> tuple[Compute, ...]:
         """Adds the own gradient to the partial sum that arrived, into ``sum_C``."""
@@ -211,14 +253,15 @@ class _Walk:
     def _encode(self, chunk: int, value_C: Tensor) -> None:
         start, stop = self.chunks.bounds[chunk]
         residual_C = None if self.residual_N is None else self.residual_N[start:stop]
-        buffer = self.payload(chunk).buffer
+        buffer = self.slots[chunk][: self.chunks.formats[chunk].size_bytes]
         if self.lossless:
             value_C = (value_C / self.unit).to(self.grad_N.dtype)
             if residual_C is not None:
                 residual_C.div_(self.unit)
-        _, self.states[chunk] = self.chunks.codecs[chunk].encode(
+        payload, self.states[chunk] = self.chunks.codecs[chunk].encode(
             self.states[chunk], value_C, residual_N=residual_C, buffer=buffer
         )
+        self.sizes[chunk] = payload.size_bytes
         if self.lossless and residual_C is not None:
             residual_C.mul_(self.unit)
 

@@ -40,14 +40,10 @@ class ring(Summing):
 
 def hop(me: Member, out: Tensor, into: Tensor) -> Steps[None]:
     """One step along the ring; empty slots (more ranks than elements) are not sent."""
-    if verbs := passing_on(me, out, into):
-        yield verbs
-
-
-def passing_on(me: Member, out: Tensor, into: Tensor) -> tuple[Verb, ...]:
-    """The transfers of one step along the ring; none of what is empty."""
-    sends = (Send((me.rank + 1) % me.world, out),) if out.numel() else ()
-    return (*sends, Recv((me.rank - 1) % me.world, into)) if into.numel() else sends
+    verbs: list[Verb] = [Send((me.rank + 1) % me.world, out)] if out.numel() else []
+    verbs += [Recv((me.rank - 1) % me.world, into)] if into.numel() else []
+    if verbs:
+        yield tuple(verbs)
 
 
 EXAMPLES = (ring(),)

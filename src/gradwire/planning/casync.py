@@ -3,7 +3,9 @@
 Source: HiPress (Wu et al.), section 3.3, equations 1 and 2 with tables 2 and 3; section 6.1 for
     aggregators that sit with the workers.
 Differences from the paper: a partition that is decoded to be added takes the seconds of a merge,
-    which does both in one pass. ``CaSyncCost`` says how more partitions than ranks count.
+    which does both in one pass. ``CaSyncCost`` says how more partitions than ranks count. Payloads
+    that vary in size (DGC's) also take the transfers that tell their sizes, which table 3 leaves
+    out: N for casync_ring, and 2 (N - 1) for casync_ps.
 
 One gradient of m bytes in K partitions among N ranks takes, uncompressed and compressed,
 
@@ -22,6 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..collective.steps.sizes import SIZE_BYTES
+from ..contract import Layout, Traits
 from .data.cluster import Cluster, CodecFit
 from .data.fit import Floats, LineFit
 
@@ -55,14 +59,16 @@ class CaSyncCost:
     """A transfer between two ranks, over bytes."""
     codec: CodecFit
     is_low_rank: bool = False
+    tells_sizes: bool = False
+    """Whether ranks tell each other the sizes of their payloads first."""
 
     @classmethod
-    def of(
-        cls, cluster: Cluster, codec: CodecFit, *, is_ring: bool, is_low_rank: bool
-    ) -> CaSyncCost:
-        """The cost on a cluster, of a codec measured there."""
+    def of(cls, cluster: Cluster, codec: CodecFit, *, is_ring: bool, traits: Traits) -> CaSyncCost:
+        """The cost on a cluster, of a codec measured there, for payloads of these traits."""
+        is_low_rank = traits.layout is Layout.LOW_RANK
+        tells_sizes = not (is_low_rank or traits.exact_size)
         send = cluster.line("send")
-        return cls(cluster.num_ranks, is_ring, send, codec, is_low_rank)
+        return cls(cluster.num_ranks, is_ring, send, codec, is_low_rank, tells_sizes)
 
     @property
     def alpha(self) -> int:
@@ -80,6 +86,9 @@ class CaSyncCost:
         """
         batches_K = self._batches(num_K)
         sends_K = batches_K * self.alpha * self.send.measured_each(payload_bytes / num_K)
+        if self.tells_sizes:
+            told = self.num_ranks if self.is_ring else self.alpha
+            sends_K = sends_K + batches_K * told * self.send.measured_s(SIZE_BYTES)
         numel_K, ranks = numel / num_K, self.num_ranks
         encode_K, decode_K = (
             _each_s(self.codec.encode, numel_K),

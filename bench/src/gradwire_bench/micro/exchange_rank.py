@@ -18,7 +18,6 @@ from torch import Tensor
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
-from gradwire.compress.onebit import onebit
 from gradwire.contract import Exchange, Member
 from gradwire.contract.registry import load, names
 from gradwire.contract.spec import TensorSpec, squarest
@@ -39,9 +38,12 @@ EXCHANGES: dict[str, Exchange] = {
     "dense": _ALONE.pop("none"),
     "ring": pair(none(), ring()),
     **_ALONE,
-    "onebit-casync_ring": with_error_feedback(pair(onebit(), casync_ring())),
+    **{
+        f"{name}-casync_ring": with_error_feedback(pair(load("compress", name)(), casync_ring()))
+        for name in ("onebit", "topk", "dgc")
+    },
 }
-"""Every compressor with its defaults, in the exchange it gets when given alone, and two pairs."""
+"""Every compressor with its defaults, in the exchange it gets when given alone, and a few pairs."""
 
 
 ON_HOSTS = "-on_hosts"

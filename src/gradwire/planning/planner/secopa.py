@@ -169,7 +169,7 @@ class _Maker:
             self.hosts,
             self.hosts.codecs[name],
             is_ring=self.setting.collective == "casync_ring",
-            is_low_rank=self.setting.collective is None,
+            traits=self.made.traits,
         )
         numel = sum(self._share(tensor).numel for tensor in tensors)
         if cost.is_low_rank:  # each tensor is encoded by one rank of a host
@@ -231,5 +231,6 @@ EXAMPLES = (
     secopa,
     partial(secopa, collective="casync_ring", bulk_bytes=1000, credit=1),
     partial(secopa, compressor="dgc", density=0.1),
+    partial(secopa, compressor="dgc", density=0.1, collective="casync_ring"),
     partial(secopa, compressor="powersgd", collective="allreduce"),
 )
