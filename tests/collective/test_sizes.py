@@ -109,9 +109,17 @@ def test_who_takes_payloads_that_vary() -> None:
     assert suited(trimmed()) == gw.collective.casync_ps()
     with pytest.raises(IncompatiblePair, match="these payloads vary in size; use allreduce"):
         gw.pair(summable(), gw.collective.allreduce())
+    with pytest.raises(IncompatiblePair, match=r"share a scale make sums larger .* use casync_ps"):
+        gw.pair(scaled(), gw.collective.casync_ring())
 
 
 class summable(trimmed):
     """Claims that payloads may be summed, whatever their sizes."""
 
     traits = replace(trimmed.traits, additive=True)
+
+
+class scaled(trimmed):
+    """Claims that elements share a scale."""
+
+    traits = replace(trimmed.traits, shared_scale=True)

@@ -89,7 +89,7 @@ class casync_ring(Collective):
     message whose chunks have larger payloads than ``half_bytes`` goes in two halves.
     """
 
-    needs: ClassVar[Needs] = Needs()
+    needs: ClassVar[Needs] = Needs(exact_size_of_scales=True)
     encodes_sums: ClassVar[bool] = True
     partitions: int | None = None
     half_bytes: int = 128 * 1024

@@ -21,6 +21,8 @@ class Needs:
 
     additive: bool = False
     exact_size: bool = False
+    exact_size_of_scales: bool = False
+    """An exact size, but where each element has its own value in the payload."""
     layouts: tuple[Layout, ...] = ()
 
     def refusal(self, traits: Traits) -> str | None:
@@ -34,6 +36,11 @@ class Needs:
             return "it sums payloads on the way, and these payloads cannot be summed"
         if self.exact_size and not traits.exact_size:
             return "it cuts messages by size beforehand, and these payloads vary in size"
+        if self.exact_size_of_scales and traits.shared_scale and not traits.exact_size:
+            return (
+                "it encodes a sum again at every rank, and payloads that vary in size and share a "
+                "scale make sums larger from rank to rank"
+            )
         if self.layouts and traits.layout not in self.layouts:
             needed = " or ".join(layout.value for layout in self.layouts)
             return f"it needs payloads that are {needed}, and these are {traits.layout.value}"

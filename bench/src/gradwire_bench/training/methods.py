@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gradwire.collective.casync_ring import casync_ring
+from gradwire.compress.dgc import dgc
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
@@ -19,7 +21,9 @@ from gradwire.contract.registry import names
 from gradwire.errors import invalid
 from gradwire.exchange.by_name import algorithm_by_name, exchange_for
 from gradwire.exchange.density_warmup import with_density_warmup
+from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.momentum import with_momentum_correction
+from gradwire.exchange.pair import pair
 from gradwire.exchange.warmup import with_warmup
 from gradwire_lab.exchange.adapt import adapt
 
@@ -92,10 +96,16 @@ def _topk_momentum(task: TrainingTask, num_steps: int) -> Recipe:
     return Recipe(without_momentum(task), with_momentum_correction(topk(), masking=False))
 
 
+def _dgc_ring(task: TrainingTask, num_steps: int) -> Recipe:
+    """Every hop of a ring selects again."""
+    return Recipe(task, with_error_feedback(pair(dgc(), casync_ring())))
+
+
 RECIPES: dict[str, Method] = {
     DENSE: _dense,
     "onebit-warmup": _onebit_warmup,
     "topk-warmup": _topk_warmup,
     "topk-momentum": _topk_momentum,
+    "dgc-casync_ring": _dgc_ring,
 }
 """Recipes by name: what is more than one compressor with its defaults."""

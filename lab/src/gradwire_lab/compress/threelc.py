@@ -19,8 +19,6 @@ State: none. Contributed: the decoded gradient.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gradwire.contract import Layout
 from gradwire.contract.payload import Format
 from gradwire.contract.spec import TensorSpec
@@ -48,8 +46,7 @@ class threelc(
     """-1, 0 or 1 times ``sparsity`` times the largest magnitude of a block: the nearest of them.
 
     ``sparsity``, from 1 and below 2, makes more elements zero: those below half of that scale. It
-    is the paper's s, which tries 1, 1.5, 1.75 and 1.9. It is 1 throughout ``casync_ring``, in which
-    every rank encodes a partial sum again: the factors would multiply.
+    is the paper's s, which tries 1, 1.5, 1.75 and 1.9.
 
     >>> import torch
     >>> codec = threelc()
@@ -64,9 +61,6 @@ class threelc(
     def check(self) -> None:
         if not 1 <= self.sparsity < 2:
             raise invalid("threelc sparsity", self.sparsity, "from 1 to below 2", "write 1.75")
-
-    def for_sums(self) -> threelc:
-        return replace(self, sparsity=1.0)
 
     def typical(self, spec: TensorSpec) -> Format:
         """Three quarters of the most bytes of codes in short blocks, half of them in longer ones.
