@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.exchange.by_name import exchange_for
 from gradwire_lab.compress.oktopk import CUT_STEPS, EXACT_STEPS
+from gradwire_lab.compress.oktopk.spread import Spread
 from gradwire_lab.compress.oktopk.threshold import FEWEST, MOST
 from gradwire_lab.compress.spardl import rounds
 from tests.compress.test_support import Run, draw
@@ -120,6 +122,43 @@ def test_oktopks_thresholds_keep_to_the_density() -> None:
     shared = {(int(one.step), float(one.thresholds_2[1]), *one.cuts_C.tolist()) for one in inner}
     assert len(shared) == 1
     assert len({float(one.thresholds_2[0]) for one in inner}) == world
+
+
+@each("world", [3, 5, 6])
+@each("formats", ["smallest", "coo"])
+def test_oktopk_evens_out_sums_that_one_rank_has(world: int, formats: str) -> None:
+    """Same bits, for at most 0.8 of the bytes."""
+    spec = vector(16_385)
+    grads = [0.01 * grad_N for grad_N in draw(spec, world)]
+    for grad_N in grads:
+        grad_N[: spec.numel // world] *= 100
+    means, sent = [], []
+    for most_uneven in (2.0, math.inf):
+        kind = gw.compress.oktopk(density=0.02, formats=formats, most_uneven=most_uneven)
+        run = Run(exchange_for(kind), spec, world)
+        means.append(run.step([grad_N.clone() for grad_N in grads]))
+        sent.append(run.sent_bytes)
+        balance(run, [draw(spec, world, step) for step in range(1, 3)])
+    assert torch.equal(*means)
+    assert sum(sent[0]) < 0.8 * sum(sent[1])
+    with pytest.raises(gw.InvalidSetting, match="most_uneven must be 1 or more"):
+        gw.compress.oktopk(most_uneven=0.5)
+
+
+@each("counts", [(9, 0, 0), (0, 0, 7), (1, 5, 30, 2), (3, 3, 3), (0, 0), (0, 11, 0, 0, 0)])
+def test_oktopk_moves_each_sum_once(counts: tuple[int, ...]) -> None:
+    """Every sum is in one piece, in order; counts differ by one at most where any move."""
+    ranks, spread = range(len(counts)), Spread.of(counts, 1.0)
+    for target in ranks:
+        got = [
+            spread.has[source] + place
+            for source in ranks
+            for place in range(*spread.piece(source, target).indices(counts[source]))
+        ]
+        assert got == list(range(spread.gets[target], spread.gets[target + 1]))
+    evened = [spread.count(rank) for rank in ranks]
+    assert max(evened) - min(evened) <= 1
+    assert Spread.of(counts, math.inf).is_even or not sum(counts)
 
 
 def test_oktopks_regions_follow_what_ranks_select() -> None:

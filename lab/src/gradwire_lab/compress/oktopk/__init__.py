@@ -7,8 +7,8 @@ Differences from the paper:
       found anew in that step: the rank's own by looking again, that of sums by gathering all sums,
       or, of too many, twice what is asked for, of each region its share of them.
     - Regions are even in the first step, and are cut anew in step 1, 65, 129 ...
-    - Entries are not evened out among ranks before the gather, as in the published code; what each
-      rank sends is padded to the largest.
+    - Sums are evened out by an all-to-all, which is there in every step, of no bytes where nothing
+      moves. What each rank gathers is padded to the largest.
     - Places are relative to their region, in the shortest code (``sparse/choose``), where the paper
       sends 4 bytes each. With ``formats="coo"`` it is the paper's form.
     - Values are divided by W before they are added, and sums travel in the gradient's dtype.
@@ -27,7 +27,9 @@ Wire: with k = density * N, k / W of them in a region of L elements,
     ceil(K b / 8) + ceil((K + floor((L - 1) / 2^b)) / 8) with b = floor(log2((L - 1) / K))
     (``elias_fano``) bytes, rounded up to 8. In every 64th step an all-reduce of W-1 borders of 8
     bytes. In COO of float32 the lists are 4 k (W-1)/W words of 4 bytes; the paper's bound,
-    6 k (W-1)/W, counts evening out as well.
+    6 k (W-1)/W, counts evening out as well. If one rank has more than ``most_uneven`` times the
+    mean of the sums that are gathered, they first move, as LISTs of their region, to ranks that
+    have fewer. Then each rank sends equally many to all, with places of the whole gradient.
 State: step, int64; thresholds_2, float64, the rank's own and that of sums, 0 where it is to be
     found; cuts_C, int64, the regions' inner borders. All but the own threshold are the same on all
     ranks.
@@ -49,6 +51,7 @@ from gradwire.contract import Exchange, Layout, Member, Selection, Traits, synch
 from gradwire.contract.bounds import check_share
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllReduce, Steps
+from gradwire.errors import invalid
 
 from .._lists import FORMATS, check_formats
 from .regions import Regions, even_cuts, write_cuts
@@ -75,7 +78,9 @@ class oktopk(Exchange):
 
     Each rank selects about as many of its own, and of their sums the largest are taken.
     ``density`` is k/n in (0, 1]; ``formats`` says how elements are written: in the "smallest" of
-    several formats, or in "coo" alone, as in the paper. All ranks have the same.
+    several formats, or in "coo" alone, as in the paper. ``most_uneven``, from 1, is how many times
+    the mean number of sums one rank may have before they are evened out among ranks; with infinity
+    they never are. All ranks have the same.
 
     >>> from gradwire.exchange.by_name import run_local
     >>> grads = [torch.tensor([1.0, 0.0, 4.0, 2.0]), torch.tensor([8.0, 2.0, 0.0, 2.0])]
@@ -85,6 +90,7 @@ class oktopk(Exchange):
 
     density: float = 0.01
     formats: str = "smallest"
+    most_uneven: float = 4.0
     traits: ClassVar[Traits] = Traits(
         layout=Layout.SPARSE,
         exact_size=False,
@@ -96,6 +102,8 @@ class oktopk(Exchange):
     def __post_init__(self) -> None:
         check_share("oktopk density", self.density)
         check_formats("oktopk formats", self.formats)
+        if not self.most_uneven >= 1:
+            raise invalid("oktopk most_uneven", self.most_uneven, "1 or more", "write 4.0")
 
     def init(self, spec: TensorSpec, world: int) -> OktopkState:
         check_addressable("oktopk", spec)
@@ -137,7 +145,8 @@ class oktopk(Exchange):
         if is_cut:
             yield AllReduce(cuts_C)
             cuts_C = cuts_C // me.world
-        turn = Turn(me, Regions.of(cuts_C, numel, FORMATS[self.formats]), asked, grad_N, out_N)
+        regions = Regions.of(cuts_C, numel, FORMATS[self.formats])
+        turn = Turn(me, regions, asked, self.most_uneven, grad_N, out_N)
         sums = yield from turn.reduce(taken.entries)
         shared, arrived = yield from turn.gather(sums, 0.0 if is_exact else shared)
         if residual_N is not None:
@@ -151,4 +160,4 @@ class oktopk(Exchange):
         return OktopkState(state.step + 1, thresholds_2, cuts_C)
 
 
-EXAMPLES = (oktopk(), oktopk(density=0.3), oktopk(density=0.3, formats="coo"))
+EXAMPLES = (oktopk(), oktopk(density=0.3), oktopk(density=0.3, most_uneven=1.0, formats="coo"))

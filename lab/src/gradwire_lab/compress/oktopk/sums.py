@@ -5,7 +5,9 @@ Source: Ok-Topk (PPoPP 2022), algorithm 1: split and reduce, then balance and al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -14,13 +16,16 @@ from torch import Tensor
 from gradwire.collective.steps.ordered_sums import Packed, decoded, merged_entries, split
 from gradwire.collective.steps.push_pull import push
 from gradwire.contract import Member
-from gradwire.contract.payload import Payload
+from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import working_dtype
-from gradwire.contract.verbs import AllGather, Steps
+from gradwire.contract.verbs import AllGather, AllToAll, Steps
+from gradwire.kernels.sparse.choose import smallest
 from gradwire.kernels.sparse.entries import Entries, Part
+from gradwire.kernels.sparse.format import SparseFormat
 from gradwire.kernels.sparse.scatter import scatter_entries
 
 from .regions import Regions, slots_of
+from .spread import Spread
 from .threshold import FEWEST, MOST, SHARED, entries_at, entries_reaching, largest_entries, least
 
 _TOLD = 2
@@ -40,13 +45,31 @@ class _Listed(NamedTuple):
     """The largest of them are the mean, and tell the threshold for the next step."""
 
 
+class _List(NamedTuple):
+    """How sums that travel together are written."""
+
+    form: SparseFormat
+    layout: Format
+    length: int
+    """The number of places that they are of."""
+    first: int
+    """The first of these places in the whole gradient."""
+
+
 class Turn:
     """One rank's step behind the selection: the sums of its region, then the mean of all."""
 
     def __init__(
-        self, me: Member, regions: Regions, asked: int, grad_N: Tensor, out_N: Tensor
+        self,
+        me: Member,
+        regions: Regions,
+        asked: int,
+        most_uneven: float,
+        grad_N: Tensor,
+        out_N: Tensor,
     ) -> None:
         self.me, self.regions, self.asked, self.out_N = me, regions, asked, out_N
+        self.most_uneven = most_uneven
         self.sum_dtype, self.dtype = working_dtype(grad_N.dtype), grad_N.dtype
 
     def reduce(self, taken: Entries) -> Steps[Entries]:
@@ -82,18 +105,26 @@ class Turn:
             lambda: (sums, [share] * _TOLD),
         )
         listed = yield from self._agree(told, threshold)
-        layouts = [regions.form(rank, k, self.dtype)[1] for rank, k in enumerate(listed.counts)]
-        size = max(layout.slot_bytes for layout in layouts)
+        spread = Spread.of(listed.counts, self.most_uneven)
+        held: Entries = yield me.sized(
+            "encode",
+            lambda: self._cut(sums if listed.is_all else chosen, listed.counts[me.rank]),
+            self.asked,
+            lambda: no_entries(self.out_N, listed.counts[me.rank]),
+        )
+        if self.most_uneven < inf:  # ranks take the same verbs, of no bytes where nothing moves
+            held = yield from self._even_out(held, spread)
+        lists = [self._list(rank, spread) for rank in range(me.world)]
+        size = max(one.layout.slot_bytes for one in lists)
         own = me.scratch("own gather", size, self.out_N, torch.uint8, varies=True)
         whole = me.scratch("gathered", me.world * size, self.out_N, torch.uint8, varies=True)
 
         def pack() -> None:
-            form, layout = regions.form(me.rank, listed.counts[me.rank], self.dtype)
-            cut = self._cut(sums if listed.is_all else chosen, listed.counts[me.rank])
-            form.encode(cut, regions.length(me.rank), own[: layout.size_bytes])
+            form, layout, length, _ = lists[me.rank]
+            form.encode(held, length, own[: layout.size_bytes])
 
         def write() -> tuple[float, int]:
-            arrived = self._joined(split(whole, [size] * me.world), listed.counts)
+            arrived = self._joined(split(whole, [size] * me.world), lists)
             if not listed.is_exact:
                 self._put(arrived)
                 return SHARED.corrected(threshold, arrived.num, self.asked), arrived.num
@@ -107,6 +138,68 @@ class Turn:
             "decode", write, self.asked, lambda: (threshold, self.asked)
         )
         return result
+
+    def _even_out(self, held: Entries, spread: Spread) -> Steps[Entries]:
+        """Sends the sums that other ranks are to have; returns those that this rank has then.
+
+        Their places are relative to the whole gradient, unless nothing moves.
+        """
+        me, regions, ranks = self.me, self.regions, range(self.me.world)
+        sent = [self._moved(spread, me.rank, rank) for rank in ranks]
+        come = [self._moved(spread, rank, me.rank) for rank in ranks]
+        sizes = [[one.layout.slot_bytes if one else 0 for one in both] for both in (sent, come)]
+        buf = me.scratch("evened", sum(sizes[0]), self.out_N, torch.uint8, varies=True)
+        out = me.scratch("came", sum(sizes[1]), self.out_N, torch.uint8, varies=True)
+        pieces = [spread.piece(me.rank, rank) for rank in ranks]
+
+        def pack() -> None:
+            for one, at, slot in zip(sent, pieces, split(buf, sizes[0]), strict=True):
+                if one is not None:
+                    part = Entries(held.indices_K[at], held.values[at])
+                    one.form.encode(part, one.length, slot[: one.layout.size_bytes])
+
+        def joined() -> Entries:
+            if spread.is_even:
+                return held
+            own = pieces[me.rank]
+            kept_K = held.indices_K[own] + regions.edges[me.rank]
+            slots = [slot for slot in split(out, sizes[1]) if slot.numel()]
+            # Regions ascend with ranks, so entries of the ranks before this one come first.
+            before = sum(one is not None for one in come[: me.rank])
+            lists = [one for one in come if one is not None]
+            ends = ((slots[:before], lists[:before]), (slots[before:], lists[before:]))
+            low, high = (self._joined(*both) if both[0] else None for both in ends)
+            parts = [one for one in (low, Entries(kept_K, held.values[own]), high) if one]
+            return Entries(
+                torch.cat([part.indices_K for part in parts]),
+                torch.cat([part.values for part in parts]),
+            )
+
+        yield me.sized("encode", pack, held.num)
+        yield AllToAll(out, buf, tuple(sizes[1]), tuple(sizes[0]))
+        count = spread.count(me.rank)
+        evened: Entries = yield me.sized(
+            "decode", joined, count, lambda: no_entries(self.out_N, count)
+        )
+        return evened
+
+    def _moved(self, spread: Spread, source: int, target: int) -> _List | None:
+        """The sums that one rank sends to another to even them out; None if there are none."""
+        count = spread.moved(source, target)
+        return self._of_region(source, count) if count else None
+
+    def _of_region(self, rank: int, count: int) -> _List:
+        """So many sums of a rank's region."""
+        form, layout = self.regions.form(rank, count, self.dtype)
+        return _List(form, layout, self.regions.length(rank), self.regions.edges[rank])
+
+    def _list(self, rank: int, spread: Spread) -> _List:
+        """The sums that a rank sends to all others."""
+        count, numel = spread.count(rank), self.out_N.numel()
+        if spread.is_even:
+            return self._of_region(rank, count)
+        form = smallest(self.regions.among, count, numel, 1, self.dtype)
+        return _List(form, form.layout(count, numel, 1, self.dtype), numel, 0)
 
     def _agree(self, told: list[int], threshold: float) -> Steps[_Listed]:
         """Tells all ranks how many sums this one has, and how many of them reach ``threshold``."""
@@ -170,17 +263,14 @@ class Turn:
             listed, largest_entries(self.me, "cut", listed.values.to(self.sum_dtype), count)
         )
 
-    def _joined(self, slots: list[Tensor], counts: list[int]) -> Entries:
-        """All regions' entries one behind the other, by index of the whole gradient."""
-        messages = []
-        for rank, (slot, count) in enumerate(zip(slots, counts, strict=True)):
-            form, layout = self.regions.form(rank, count, self.dtype)
-            messages.append(Packed(form, Payload(layout, slot[: layout.size_bytes])))
-        lengths = [self.regions.length(rank) for rank in range(self.me.world)]
-        each = decoded(self.me, messages, lengths, 1)
-        shifted = [
-            part.indices_K + edge for part, edge in zip(each, self.regions.edges, strict=False)
+    def _joined(self, slots: list[Tensor], lists: Sequence[_List]) -> Entries:
+        """Entries of lists one behind the other, by index of the whole gradient."""
+        messages = [
+            Packed(one.form, Payload(one.layout, slot[: one.layout.size_bytes]))
+            for slot, one in zip(slots, lists, strict=True)
         ]
+        each = decoded(self.me, messages, [one.length for one in lists], 1)
+        shifted = [part.indices_K + one.first for part, one in zip(each, lists, strict=True)]
         return Entries(torch.cat(shifted), torch.cat([part.values for part in each]))
 
     def _put(self, mean: Entries) -> None:
