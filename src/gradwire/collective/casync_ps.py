@@ -13,7 +13,9 @@ Differences: small payloads, of which all can be on their way at once, are pushe
     mean to the others in rounds too, and what a round has brought is decoded beside the next.
     Nothing travels beside the encodes of the first round and of the mean, nor beside the merges and
     decodes of the one chunk that the last rounds bring: three encodes and two decodes, where
-    table 3 has N.
+    table 3 has N. Table 3 also has servers apart from workers (alpha = 2 N,
+    beta = K + 1, gamma = N + 1). There are none here: every rank trains, and has a gradient of its
+    own to push, so no rank is a server alone.
 Partitions: 1 to W, of which the first has another server in each message of a step.
 Wire: W chunks, some of them empty where there are fewer partitions. Push: the payload of chunk c
     goes to rank c. Pull: the payload of the merged chunk goes to all. A slot is a payload rounded
