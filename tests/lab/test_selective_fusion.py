@@ -125,6 +125,7 @@ def test_the_clock_of_groups_is_the_simulators(
     groups = drawn_groups(cost, draw)
     plan = _planned(profile, cost, groups, _exchanges("dgc", 0.01))
     found_s = profile.forward_s + cost.seconds(groups)
+    assert host is None or not any(one.inline or one.early for one in plan.messages)
     simulated_s = iteration_s(plan, profile, cluster)
     assert found_s == pytest.approx(simulated_s, rel=1e-3 if host is None else TOLERANCE)
     assert found_s >= simulated_s * (1 - 1e-3)

@@ -82,7 +82,14 @@ HOSTS = {
 @pytest.mark.parametrize("planner", examples("planner"), ids=name_of)
 def test_predicted_is_simulated_on_hosts(planner: Planner) -> None:
     cluster = measured(HOSTS[2 + 2 * (crc32(name_of(planner).encode()) % 2)])
-    law_predicted_is_simulated(iteration_s, planner(PROFILE, cluster), PROFILE, cluster)
+    plan = planner(PROFILE, cluster)
+    law_predicted_is_simulated(iteration_s, plan, PROFILE, cluster)
+    # Hosts encode their sums, so nothing is encoded before a message is launched.
+    assert not any(message.inline or message.early for message in plan.messages)
+    other = planner(PROFILE, cluster.model_copy(update={"host": None}))
+    if any(message.inline or message.early for message in other.messages):
+        timing = run_on_clock(other, PROFILE, cluster)
+        assert (list(timing.inline), timing.early_s) == ([], 0)
 
 
 FREE = dict.fromkeys(
