@@ -481,9 +481,13 @@ def carry_out(
 ) -> None:
     """Starts all verbs, each on its own channel, then waits for all of them.
 
-    ``seals`` are their checksums, which are taken while payloads are on their way.
+    Receives start first. gloo's sender waits for a note that the receive has started. Behind a
+    payload on its way out the note itself would wait for the link: 8 hosts at 100 Mbit took 320 ms
+    for rounds that take 280.
+    ``seals`` are the verbs' checksums, which are taken while payloads are on their way.
     """
-    works = [start(verb, channel) for verb, channel in zip(verbs, channels, strict=True)]
+    pairs = sorted(zip(verbs, channels, strict=True), key=lambda one: isinstance(one[0], Send))
+    works = [start(verb, channel) for verb, channel in pairs]
     if seals is not None:
         works += [start(one, channels[at]) for at, one in seals.written(verbs)]
     for work in works:
