@@ -109,6 +109,10 @@ class ColumnsOfCodec:
             residual_N = torch.zeros(whole, dtype=working_dtype(self.dtype), device="cpu")
         return KeptOfColumns(states, residual_N)
 
+    def kept_range(self, slot: Slot) -> tuple[int, int]:
+        """The range of a slot's parameter that this rank keeps state of: all that it sends."""
+        return slot.first, slot.last
+
     def state_of(self, slot: Slot, state: KeptOfColumns | None = None) -> dict[str, Tensor]:
         """The part of ``state`` (None: the own one) that one rank's shard of one column has."""
         residual_N = (state or self.state).residual_N
