@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gradwire as gw
+from gradwire.contract.verbs import Recv, Send
 from gradwire.errors import RankFailed
 from gradwire.planning import catalogue
-from gradwire.runtime.step.wire import FOLDER, NUM_VERBS, LastVerbs
+from gradwire.runtime.step.wire import FOLDER, NUM_VERBS, LastVerbs, carry_out
 from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, momentum, train
@@ -31,6 +33,31 @@ def test_a_record_holds_the_last_verbs(tmp_path: Path, monkeypatch: pytest.Monke
     assert (told["rank"], told["world"], told["error"]) == (1, 4, "no such layer")
     assert [verb["sequence"] for verb in told["verbs"]] == [*range(5, NUM_VERBS + 5)]
     assert {(verb["started_s"], verb["done_s"]) for verb in told["verbs"]} == {(1.0, None)}
+
+
+class Noting:
+    """A channel that notes the peer of each transfer, in the order in which transfers start."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[str, int]] = []
+
+    def send(self, bufs: list[torch.Tensor], peer: int, tag: int) -> Noting:
+        self.started.append(("send", peer))
+        return self
+
+    def recv(self, bufs: list[torch.Tensor], peer: int, tag: int) -> Noting:
+        self.started.append(("recv", peer))
+        return self
+
+    def wait(self) -> None:
+        pass
+
+
+def test_receives_start_before_sends() -> None:
+    """A note that a receive has started must not queue behind this rank's own payload."""
+    channel, buf = Noting(), torch.zeros(1)
+    carry_out([Send(1, buf), Recv(2, buf), Send(3, buf), Recv(4, buf)], [channel] * 4)
+    assert channel.started == [("recv", 2), ("recv", 4), ("send", 1), ("send", 3)]
 
 
 def test_no_file_is_written_through_a_link_that_was_laid(

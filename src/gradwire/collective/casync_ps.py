@@ -12,7 +12,7 @@ Differences: small payloads, of which all can be on their way at once, are pushe
     encoded beside a round, and what the last one brought is merged. Every aggregator sends its
     mean to the others in rounds too, and what a round has brought is decoded beside the next.
     Nothing travels beside the encodes of the first round and of the mean, nor beside the merges and
-    decodes of the one chunk that the last rounds bring: three encodes and two decodes, where
+    decodes of the one chunk that the last rounds bring: two encodes and two decodes, where
     table 3 has N. Table 3 also has servers apart from workers (alpha = 2 N,
     beta = K + 1, gamma = N + 1). There are none here: every rank trains, and has a gradient of its
     own to push, so no rank is a server alone.
@@ -45,7 +45,7 @@ from ..contract.spec import TensorSpec, working_dtype
 from ..contract.tensorwise import decode_each, encode_each
 from ..contract.verbs import AllGather, AllToAll, Compute, Steps
 from .steps.chunks import Chunks, check_partitions, chunks_of, first_server, first_states, rotated
-from .steps.rounds import ROOM_BYTES, distances, few, transfers
+from .steps.rounds import ROOM_BYTES, distances, transfers
 from .steps.sizes import tell_all, tell_each
 
 
@@ -89,7 +89,7 @@ class casync_ps(Collective):
         if at_once and self._is_full(me.world):
             yield from _pull_at_once(own, told, out_N)
         else:
-            together = me.world - 1 if at_once else few(me.world)
+            together = me.world - 1 if at_once else 1
             yield from _pull_in_rounds(own, together, told, out_N)
         return rotated(tuple(own.states), -first)
 
@@ -137,7 +137,7 @@ def _push_at_once(own: Aggregator) -> Steps[None]:
 def _push_in_rounds(own: Aggregator) -> Steps[None]:
     """Encodes for the next round and merges what the last one brought beside each round."""
     me = own.me
-    rounds = distances(few(me.world), me.world)
+    rounds = distances(1, me.world)
     around = [[(me.rank + d) % me.world for d in away] for away in rounds]
     targets = [[rank for rank in ranks if rank in own.others] for ranks in around]
     sources = [[(me.rank - d) % me.world for d in away] for away in rounds]
