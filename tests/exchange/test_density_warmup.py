@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Exchange, Member
 from gradwire.contract.shapes_only import record
 from gradwire.contract.travel import sent_bytes
@@ -97,3 +98,14 @@ def sent_in_simulation(exchange: Exchange, spec: gw.TensorSpec) -> int:
     """Bytes that rank 1 of 4 sends."""
     rows = record(exchange, spec, 1, 4).rows
     return sum(sent_bytes(verb, 1, 4) for row in rows for verb in row)
+
+
+def test_a_ring_keeps_one_state_at_all_densities() -> None:
+    """The state has an entry for each part of a message, and the first payloads are larger."""
+    around = gw.pair(gw.compress.topk(density=0.001), casync_ring(half_bytes=1024))
+    exchange = gw.with_density_warmup(around, steps_per_stage=1)
+    states = None
+    for step in range(len(PAPER) + 1):
+        found = run_local(exchange, gradients(step), states)
+        states = [state for _, _, state in found]
+    assert 0 < int(found[0][0].count_nonzero()) <= round(PAPER[-1] * NUMEL)

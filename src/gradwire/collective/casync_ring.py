@@ -33,7 +33,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Member, State
+from ..contract import Compressor, Layout, Member, State
 from ..contract.bounds import check_whole
 from ..contract.collective import Collective, Needs
 from ..contract.payload import Payload, slot_bytes
@@ -86,7 +86,8 @@ class casync_ring(Collective):
     """Decode, merge, encode at every hop of a ring; then pass the merged chunks on unchanged.
 
     ``partitions`` is the number of chunks, from 1 to the number of ranks; None is one a rank. A
-    message whose chunks have larger payloads than ``half_bytes`` goes in two halves.
+    message whose chunks have larger payloads than ``half_bytes`` goes in two halves, but for that
+    of a sparsifier.
     """
 
     needs: ClassVar[Needs] = Needs(exact_size_of_scales=True)
@@ -101,7 +102,7 @@ class casync_ring(Collective):
     def init(self, codec: Compressor, spec: TensorSpec, world: int) -> tuple[State, ...]:
         return tuple(
             state
-            for start, stop in self._parts(codec, spec, world)
+            for start, stop in chunk_bounds(spec.numel, self._num_parts(codec, spec, world))
             for state in first_states(
                 codec.chunk(start, stop), spec.chunk(start, stop), world, self.partitions
             )
@@ -119,7 +120,7 @@ class casync_ring(Collective):
         # A lossless codec's wire is of the gradient's own dtype, in which a sum may overflow where
         # the mean does not: partial sums travel divided by W. Others take the sum unrounded.
         codec = codec if codec.traits.lossless else me.variant_of(codec)
-        parts = self._parts(codec, TensorSpec("", grad_N.numel(), grad_N.dtype), me.world)
+        parts = chunk_bounds(grad_N.numel(), len(state) // me.world)
         first, walks = first_server(me, self.partitions), []
         for number, (start, stop) in enumerate(parts):
             residual_P = None if residual_N is None else residual_N[start:stop]
@@ -129,15 +130,18 @@ class casync_ring(Collective):
         states = yield from staggered(walks)
         return tuple(state for own in states for state in own)
 
-    def _parts(
-        self, codec: Compressor, spec: TensorSpec, world: int
-    ) -> tuple[tuple[int, int], ...]:
-        """The ranges of a message that go round the ring each by itself."""
+    def _num_parts(self, codec: Compressor, spec: TensorSpec, world: int) -> int:
+        """How many parts of a message go round the ring, each by itself.
+
+        A sparsifier's density may change in training, and with it the payload: so it has one.
+        """
+        if codec.traits.layout is Layout.SPARSE:
+            return 1
         own = codec.for_world(world)
         chunks = chunks_of(own, spec.numel, spec.dtype, world, self.partitions)
         each = zip(chunks.codecs, chunks.specs, strict=True)
         most = max(part.typical(of).slot_bytes for part, of in each)  # a simulation knows no other
-        return chunk_bounds(spec.numel, 2 if most > self.half_bytes else 1)
+        return 2 if most > self.half_bytes else 1
 
 
 class _Walk:
