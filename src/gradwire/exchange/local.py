@@ -195,6 +195,7 @@ class _Driver:
         else:
             value = _lent(chosen) if self.lends else None
             if value is None:
+                _give_up_rooms(chosen)
                 _collect(chosen)
         for p in chosen:
             self.pending.remove(p)
@@ -249,6 +250,13 @@ def _lent(members: tuple[_Pending, ...]) -> list[torch.Tensor] | None:
     for room in rooms:
         room.parts = [one.own_M for one in rooms]
     return rooms[0].parts
+
+
+def _give_up_rooms(members: tuple[_Pending, ...]) -> None:
+    """Closes the files of rooms that nobody uses, of which a process may have few."""
+    for p in members:
+        if isinstance(p.verb, AllToAll) and p.verb.room:
+            p.verb.room.settle(is_lent=False)
 
 
 def _collect(members: tuple[_Pending, ...]) -> None:
