@@ -91,12 +91,11 @@ def test_a_planner_plans_for_what_was_measured(two: Ranks, name: str) -> None:
     assert "are predicted" in stats["decisions"][0]
 
 
-def refused(rank: int, world: int) -> tuple[str, list[str], bool]:
+def refused(rank: int, world: int, error: Exception) -> tuple[str, list[str], bool]:
     """The planner takes what is tried at attach, and not what rank 0 has measured."""
     net = Net()
     optimizer = momentum(net.parameters())
     handle = gw.attach(net, gw.pilot.by_planner("mgwfbp", measured_steps=2))
-    error = InvalidSetting("too slow")
     with measured_quickly(), mock.patch("gradwire.runtime.pilot.by_planner.plan") as made:
         made.side_effect = error
         train(net, optimizer, rank, range(8))
@@ -106,8 +105,12 @@ def refused(rank: int, world: int) -> tuple[str, list[str], bool]:
 
 
 def test_a_refusal_of_what_was_measured_leaves_gradients_dense(two: Ranks) -> None:
-    one, other = two.run(refused)
-    assert one == other
-    assert one[2]
-    assert "the planner refuses: too slow" in one[1][0]
-    assert one[1][0].endswith("gradients stay dense")
+    for error, words in (
+        (InvalidSetting("too slow"), "the planner refuses: too slow"),
+        (ZeroDivisionError("no links"), "the planner fails: ZeroDivisionError: no links"),
+    ):
+        one, other = two.run(refused, error)
+        assert one == other
+        assert one[2]
+        assert words in one[1][0]
+        assert one[1][0].endswith("gradients stay dense")

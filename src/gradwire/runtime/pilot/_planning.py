@@ -79,6 +79,9 @@ def proposal(
     except InvalidSetting as error:
         words = f"the planner refuses: {error}"
         return Proposal(None, dense_s, dense_s, words, link_factor=factor)
+    except Exception as error:  # a stranger's planner: the other ranks wait for this rank's word
+        words = f"the planner fails: {type(error).__name__}: {error}"
+        return Proposal(None, dense_s, dense_s, words, link_factor=factor)
     return Proposal(plan, seconds, dense_s, words_of(plan), rivals, factor)
 
 

@@ -224,7 +224,9 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
         elif len(of) > 1:
             words = " and of a ".join(KINDS[kind].word for kind in of)
             accepted = f"one algorithm, and this is the name of a {words}"
-            remedy = f"write gw.pilot.by_planner({given!r}), or gw.pair(compressor, collective)"
+            remedy = (
+                f"write gw.plan({given!r}, profile, cluster), or gw.pair(compressor, collective)"
+            )
             raise invalid("exchange", given, accepted, remedy)
         elif of == ["planner"]:
             given = load("pilot", "by_planner")(given)
