@@ -30,6 +30,7 @@ from papers.hipress import (
     ablation,
     accuracy,
     convergence,
+    gpu_use,
     lines,
     plans,
     printed,
@@ -48,6 +49,7 @@ from papers.ssfusion.contenders import RIVALS, SSFUSION, VARIANTS
 from papers.ssfusion.printed import ESPRESSO, OKTOPK, OMGS, SPARDL
 from papers.usbyte import bandwidth, blocks, error, order, overhead, scaling
 from papers.usbyte import lines as usbyte_lines
+from papers.usbyte import losses as usbyte_losses
 from papers.zen import balance, formats, hashing, losses, parts, sparsity
 from papers.zen import schemes as zen_schemes
 from papers.zen import speed as zen_speed
@@ -68,6 +70,7 @@ ALIKE = (
     "about as long",
     "remains stable",
     "accuracy by iterations is that of",
+    "reach a loss in as many epochs",
     # or that something is below a bound, or above one.
     "Top-k selects 53.57 %",
     "less than 10 s",
@@ -164,6 +167,10 @@ def of_hipress(row: Make) -> Iterator[Claim]:
     yield convergence.close_claim(model, trained)
     yield convergence.sooner_claim([model], trained)
     count = round(100 * row()["lines"])
+    ring, best = several(row, "name", ("Ring", "HiPress"), application="ugatit")
+    yield gpu_use._sparser(ring, best)
+    sends = int(ring["idle"])  # whole windows, of which there may be none
+    yield gpu_use._drops(ring | {"idle_windows_that_send": sends})
     yield lines._claim(
         {"name": "a", "others_used": "", "lines_logic": count, "lines_logic_paper": 20}
     )
@@ -265,6 +272,8 @@ def of_usbyte(row: Make) -> Iterator[Claim]:
     yield usbyte_lines.intercept_claim(played, "cluster 1")
     yield usbyte_lines.slope_claim(played, "cluster 1")
     yield usbyte_lines.equation_claim(played)
+    reached = [row(name=f"{n} nodes").having("epochs_to_goal") for n in usbyte_losses.NODES]
+    yield usbyte_losses.alike_claim(reached, 0.8)
     yield order.claim_of([row(model="vgg16")], 10)
     shares = several(row, "name", ("vgg16", "resnet50"))
     yield overhead.small_claim(shares)
