@@ -99,7 +99,7 @@ MISTAKES: list[tuple[Callable[[], Any], Any, dict[str, Any], tuple[str, ...]]] =
         *(after_backward, "topk", {}),
         ("2 parameters hold gradients", "of an earlier backward pass", "zero_grad"),
     ),
-    (linear, "zen", {}, ("the name of a collective and of a planner", "by_planner('zen')")),
+    (linear, "zen", {}, ("the name of a collective and of a planner", "gw.plan('zen'")),
     (linear, "by_planner", {}, ("no planner is called ''", "usbyte")),
     (linear, "usbyte", {"num_channels": 2}, ("num_channels must be None beside a plan",)),
     (

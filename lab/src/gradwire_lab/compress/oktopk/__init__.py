@@ -48,10 +48,9 @@ from torch import Tensor
 from gradwire.compress._coo import check_addressable, share_of
 from gradwire.compress._residual import as_working
 from gradwire.contract import Exchange, Layout, Member, Selection, Traits, synchronise_alone
-from gradwire.contract.bounds import check_share
+from gradwire.contract.bounds import check_number, check_share
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllReduce, Steps
-from gradwire.errors import invalid
 
 from .._lists import FORMATS, check_formats
 from .regions import Regions, even_cuts, write_cuts
@@ -102,8 +101,8 @@ class oktopk(Exchange):
     def __post_init__(self) -> None:
         check_share("oktopk density", self.density)
         check_formats("oktopk formats", self.formats)
-        if not self.most_uneven >= 1:
-            raise invalid("oktopk most_uneven", self.most_uneven, "1 or more", "write 4.0")
+        given = self.most_uneven
+        check_number("oktopk most_uneven", given, "1 or more", "write 4.0", 1, float("inf"))
 
     def init(self, spec: TensorSpec, world: int) -> OktopkState:
         check_addressable("oktopk", spec)
