@@ -18,6 +18,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.state import leaves
 from gradwire.contract.verbs import AllGather, Among, Steps
 from gradwire.errors import InvalidSetting
+from gradwire.exchange import two_level
 from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
@@ -185,6 +186,25 @@ def test_the_law_of_rooms_bites() -> None:
     with rejected(by=law_rooms_change_no_bit):
         for seed in range(4):
             law_rooms_change_no_bit(_Early(PAIRS[0], 2), Case(world=4, numel=64, seed=seed))
+
+
+LONG = Case(world=4, numel=2 * two_level._BLOCK + 7, seed=6)
+"""On hosts of two ranks a share is longer than what is added up at once."""
+
+
+class _FirstBlock(TwoLevel):
+    """Adds up the first block of a share, and leaves the others as they lie there."""
+
+    def _average(self, parts: Sequence[Tensor], into: Tensor) -> None:
+        block = slice(0, two_level._BLOCK)
+        super()._average([part_S[block] for part_S in parts], into[block])
+
+
+def test_shares_of_several_blocks() -> None:
+    law_nothing_is_lost_at_either_level(TwoLevel(KEEPING[0], 2), LONG)
+    law_rooms_change_no_bit(TwoLevel(PAIRS[0], 2), LONG)
+    with rejected(by=law_nothing_is_lost_at_either_level):
+        law_nothing_is_lost_at_either_level(_FirstBlock(KEEPING[0], 2), LONG)
 
 
 class _SumsOnly(TwoLevel):
