@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import gradwire as gw
 from gradwire.collective.casync_ring import casync_ring, staggered
 from gradwire.compress.none import none
-from gradwire.contract.verbs import Compute, Recv, Send
+from gradwire.contract.verbs import Compute, Recv, Send, Steps, rewritten
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
 from tests.each import each
@@ -19,17 +18,15 @@ from tests.each import each
 RINGS = [gw.collective.ring(), gw.collective.casync_ring()]
 
 
-def noted(text: Any, log: list[tuple[Any, ...]]) -> Generator[Any, Any, Any]:
+def noted(text: Any, log: list[tuple[Any, ...]]) -> Steps[Any]:
     """The same text; notes every tuple of verbs."""
-    value = None
-    while True:
-        try:
-            asked = text.send(value)
-        except StopIteration as stop:
-            return stop.value
+
+    def each_tuple(asked: Any) -> Steps[Any]:
         if isinstance(asked, tuple):
             log.append(asked)
-        value = yield asked
+        return (yield asked)
+
+    return rewritten(text, each_tuple)
 
 
 @each("collective", RINGS)

@@ -16,7 +16,7 @@ from gradwire.collective.steps.shares import Shares, shares_of
 from gradwire.contract import Exchange, Member, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.state import leaves
-from gradwire.contract.verbs import AllGather, Among, Steps
+from gradwire.contract.verbs import AllGather, Among, Steps, rewritten
 from gradwire.errors import InvalidSetting
 from gradwire.exchange import two_level
 from gradwire.exchange.by_name import exchange_for, run_local
@@ -146,15 +146,12 @@ class _Early(TwoLevel):
     """Reads the means of others before they are there."""
 
     def synchronise(self, *given: Any) -> Steps[Any]:
-        text, value = super().synchronise(*given), None
-        while True:
-            try:
-                asked = text.send(value)
-            except StopIteration as stop:
-                return stop.value
+        def each_asked(asked: Any) -> Steps[Any]:
             if isinstance(asked, tuple) and isinstance(asked[0], AllGather):
                 asked = asked[1] if asked[0].among is Among.HOST else asked
-            value = yield asked
+            return (yield asked)
+
+        return rewritten(super().synchronise(*given), each_asked)
 
 
 def law_rooms_change_no_bit(exchange: TwoLevel, case: Case) -> None:

@@ -221,10 +221,8 @@ class _Walk:
     def hear(self, chunk: int) -> None:
         """Notes the size that the rank before has told, if it was of a chunk that is not empty."""
         if self.numel(chunk):
-            limit, source = (
-                self.chunks.formats[chunk].size_bytes,
-                (self.me.rank - 1) % self.me.world,
-            )
+            limit = self.chunks.formats[chunk].size_bytes
+            source = (self.me.rank - 1) % self.me.world
             (self.sizes[chunk],) = self.me.sizes(self.told_1, [limit], ranks=[source])
 
     def _transfers(self, out: int, into: int, sent: Tensor, come: Tensor) -> tuple[Verb, ...]:

@@ -129,3 +129,17 @@ Communication = Send | Recv | AllReduce | AllGather | AllToAll | ReduceScatter |
 Verb = Communication | Compute
 Steps = Generator[Verb | tuple[Verb, ...], Any, T]
 """A text: yields verbs, is sent their results, returns a ``T``."""
+
+
+def rewritten(text: Steps[T], each: Callable[[Any], Steps[Any]]) -> Steps[T]:
+    """The same text, with ``each`` of what it yields in place of that verb or tuple of verbs.
+
+    What ``each`` returns is the result that the text is sent.
+    """
+    value: Any = None
+    while True:
+        try:
+            asked = text.send(value)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        value = yield from each(asked)

@@ -41,7 +41,7 @@ from ..contract.bounds import check_whole
 from ..contract.room import Room
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.state import leaves
-from ..contract.verbs import AllGather, AllToAll, Among, Compute, Recv, Send, Steps, Verb
+from ..contract.verbs import AllGather, AllToAll, Among, Compute, Recv, Send, Steps, Verb, rewritten
 from ..errors import invalid
 from .by_name import Accounting, exchange_for
 from .clipping import Clipping
@@ -311,15 +311,13 @@ def _drop_filled(inner: State, shares: Shares, share: int) -> None:
 
 def among_hosts(text: Steps[Any]) -> Steps[Any]:
     """The same text, whose verbs for the network are among hosts."""
-    value = None
-    while True:
-        try:
-            asked = text.send(value)
-        except StopIteration as stop:
-            return stop.value
-        verbs = asked if isinstance(asked, tuple) else (asked,)
-        moved = tuple(_moved(verb) for verb in verbs)
-        value = yield moved if isinstance(asked, tuple) else moved[0]
+
+    def each(asked: Verb | tuple[Verb, ...]) -> Steps[Any]:
+        if isinstance(asked, tuple):
+            return (yield tuple(_moved(verb) for verb in asked))
+        return (yield _moved(asked))
+
+    return rewritten(text, each)
 
 
 def _moved(verb: Verb) -> Verb:

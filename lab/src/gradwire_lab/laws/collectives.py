@@ -5,14 +5,14 @@ Those of ``OF_ANY`` ask nothing of a codec, and hold for algorithms that are exc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradwire.contract import Exchange, Member, State
-from gradwire.contract.verbs import AllToAll, Compute, Steps, Verb
+from gradwire.contract.verbs import AllToAll, Compute, Steps, Verb, rewritten
 from gradwire.errors import Deadlock, InvalidSetting, LawBroken
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import Outcome, drive
@@ -229,17 +229,15 @@ def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any
     return logs
 
 
-def _recorded(text: Steps[Any], log: list[Any], exact: bool) -> Generator[Any, Any, Any]:
+def _recorded(text: Steps[Any], log: list[Any], exact: bool) -> Steps[Any]:
     """The same text; notes what it yields."""
-    value = None
-    while True:
-        try:
-            asked = text.send(value)
-        except StopIteration as stop:
-            return stop.value
+
+    def each(asked: Any) -> Steps[Any]:
         verbs = asked if isinstance(asked, tuple) else (asked,)
         log.append(tuple(_sketch(verb, exact) for verb in verbs))
-        value = yield asked
+        return (yield asked)
+
+    return rewritten(text, each)
 
 
 def _sketch(verb: Verb, exact: bool) -> tuple[Any, ...]:

@@ -32,6 +32,7 @@ from ...contract.verbs import (
     ReduceScatter,
     Send,
     Steps,
+    rewritten,
 )
 from ...errors import ExitCode, RankFailed
 from ...kernels.crc import crc32
@@ -149,17 +150,12 @@ def pairwise(text: Steps[T], place_of: Callable[[Communication], Position | None
     Ranks send as many bytes as before, but for the source of a broadcast, which sends to each
     itself. Verbs for which ``place_of`` is None stay as they are.
     """
-    value: Any = None
-    while True:
-        try:
-            asked = text.send(value)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+
+    def each(asked: Any) -> Steps[Any]:
         verbs = asked if isinstance(asked, tuple) else (asked,)
         places = [place_of(verb) if isinstance(verb, _SHARED) else None for verb in verbs]
         if not any(places):
-            value = yield asked
-            continue
+            return (yield asked)
         ways = {i: _straight(*one) for i, one in enumerate(zip(verbs, places, strict=True))}
         results: dict[int, Any] = dict.fromkeys(ways)
         while ways:
@@ -172,7 +168,9 @@ def pairwise(text: Steps[T], place_of: Callable[[Communication], Position | None
                     del ways[i]
             if asks:
                 results.update(zip(asks, (yield tuple(asks.values())), strict=True))
-        value = tuple(results.values()) if isinstance(asked, tuple) else results[0]
+        return tuple(results.values()) if isinstance(asked, tuple) else results[0]
+
+    return rewritten(text, each)
 
 
 def _straight(verb: Any, place: Position | None) -> Steps[Any]:

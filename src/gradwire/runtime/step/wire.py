@@ -42,6 +42,7 @@ from ...contract.verbs import (
     ReduceScatter,
     Send,
     Steps,
+    rewritten,
 )
 from ...errors import InvalidSetting
 from ..device.devices import kind_of
@@ -319,7 +320,15 @@ class Routes:
     def lending(self, text: Steps[Any]) -> Steps[Any]:
         """The text as ranks carry it out that read the memory of others on their host."""
         host = self.circles.get(Among.HOST)
-        return text if host is None else _lending(text, host)
+        if host is None:
+            return text
+
+        def each(asked: Any) -> Steps[Any]:
+            if isinstance(asked, AllToAll) and asked.among is Among.HOST:
+                return (yield from lent(asked, host))
+            return (yield asked)
+
+        return rewritten(text, each)
 
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""
@@ -370,19 +379,6 @@ def lent(verb: AllToAll, host: Circle) -> Steps[list[Tensor] | None]:
         return room.parts
     yield replace(verb, room=None)
     return None
-
-
-def _lending(text: Steps[Any], host: Circle) -> Steps[Any]:
-    value = None
-    while True:
-        try:
-            asked = text.send(value)
-        except StopIteration as stop:
-            return stop.value
-        if isinstance(asked, AllToAll) and asked.among is Among.HOST:
-            value = yield from lent(asked, host)
-        else:
-            value = yield asked
 
 
 def agree_to_lend(host: Circle) -> bool:
