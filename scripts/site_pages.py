@@ -64,7 +64,7 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Let ranks train alone, and exchange once in some steps.",
         (
             "local_steps",
-            ".runtime.local_steps.local_handle.LocalSteps",
+            ".runtime.local_steps.local_steps.LocalSteps",
             ".runtime.local_steps.recipes",
         ),
     ),

@@ -93,7 +93,7 @@ def test_every_exit_code_stands_in_the_pages_table() -> None:
 def test_an_uncaught_error_ends_a_script_with_the_code_of_its_cause(raised: str, code: int) -> None:
     script = (
         "from gradwire.errors import *; "
-        "from gradwire.runtime.failure.uncaught import leave_by_cause; "
+        "from gradwire.runtime.failure.blame import leave_by_cause; "
         f"leave_by_cause(); leave_by_cause(); raise {raised}"
     )
     done = subprocess.run(

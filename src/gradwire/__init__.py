@@ -23,7 +23,7 @@ _PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Trait
     planning.data.profile.Profile planning.data.sparsity.SparsityProfile
     planning.measure.layers.profile planning.make_plan.plan runtime.attach.attach
     runtime.handle.Handle runtime.local_steps.local_steps.local_steps
-    runtime.setup.options.FailurePolicy runtime.setup.options.Options
+    runtime.setup.settings.FailurePolicy runtime.setup.settings.Options
     runtime.state.redistribution.redistribute runtime.step.figures.mean_residual_norm"""
 _MODULES = {
     "catalogue": "planning.catalogue",

@@ -52,8 +52,8 @@ from .runtime.attach import attach as attach
 from .runtime.handle import Handle as Handle
 from .runtime.local_steps import recipes as recipes
 from .runtime.local_steps.local_steps import local_steps as local_steps
-from .runtime.setup.options import FailurePolicy as FailurePolicy
-from .runtime.setup.options import Options as Options
+from .runtime.setup.settings import FailurePolicy as FailurePolicy
+from .runtime.setup.settings import Options as Options
 from .runtime.state.redistribution import redistribute as redistribute
 from .runtime.step.figures import mean_residual_norm as mean_residual_norm
 from .version import __version__ as __version__

@@ -40,7 +40,7 @@ def measured_quickly() -> Iterator[Any]:
         "CODEC_SIZES": (2**12, 2**13, 2**14),
     }
     with (
-        mock.patch.multiple(module.measuring, **less),
+        mock.patch.multiple(first, **less),
         mock.patch.object(first, "_PACE_S", 1e-3),
     ):
         yield module
@@ -75,7 +75,7 @@ def seen(**seconds: Any) -> Iterator[None]:
             mock.patch.object(module, "MOST_ERROR", errors),
             mock.patch("gradwire.runtime.pilot._measured.typical_s", typical_s),
             mock.patch("gradwire.runtime.pilot._measured.proposal", proposal),
-            mock.patch.object(module.measuring, "slowness", slowness),
+            mock.patch.object(module, "slowness", slowness),
         ):
             yield
 

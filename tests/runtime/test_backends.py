@@ -24,8 +24,7 @@ from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Among
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.device import backends
 from gradwire.runtime.device.devices import Accelerator
-from gradwire.runtime.device.staging import Staging
-from gradwire.runtime.device.streams import Mark, SideStream
+from gradwire.runtime.device.streams import Mark, SideStream, Staging
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.wire import carry_out
 from tests.runtime import late

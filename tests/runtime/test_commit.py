@@ -16,8 +16,7 @@ from gradwire.exchange.local import drive
 from gradwire.runtime.device.streams import Streams
 from gradwire.runtime.failure.integrity import Check
 from gradwire.runtime.step.messages import Message, ParamRange
-from gradwire.runtime.step.report import Record, StepReport
-from gradwire.runtime.step.synchroniser import Synchroniser
+from gradwire.runtime.step.synchroniser import Record, StepReport, Synchroniser
 from gradwire.runtime.step.task_graph import Task
 from tests.each import each
 from tests.runtime.training import DENSE, TOPK

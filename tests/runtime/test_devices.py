@@ -20,10 +20,9 @@ from gradwire.contract import Exchange
 from gradwire.dsl.generated import Generated
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
-from gradwire.runtime.device.staging import Staged
-from gradwire.runtime.device.streams import SideStream, StepMarks, Streams
+from gradwire.runtime.device.streams import SideStream, Staged, StepMarks, Streams
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.step.report import Record
+from gradwire.runtime.step.synchroniser import Record
 from tests.runtime import late
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh

@@ -17,8 +17,8 @@ from gradwire.planning.data.fit import fit_line
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.price import iteration_s
-from gradwire.runtime.pilot import _measuring
-from gradwire.runtime.pilot._measuring import median_codecs
+from gradwire.runtime.pilot import _measured
+from gradwire.runtime.pilot._measured import median_codecs
 from gradwire.runtime.pilot._planning import (
     MOST_FACTOR,
     Proposal,
@@ -115,12 +115,12 @@ def test_layers_take_what_each_step_waited_for(monkeypatch: pytest.MonkeyPatch) 
     def of_all(engine: object, own: Sequence[float]) -> list[list[float]]:
         return [list(own), [1.5, 4.0, *(one for one, _ in other.seconds)]]
 
-    monkeypatch.setattr(_measuring, "figures_of_all", of_all)
-    monkeypatch.setattr(_measuring, "shared_cores", lambda of_all: None)
-    monkeypatch.setattr(_measuring, "told_by", lambda engine, src, own: own)
+    monkeypatch.setattr(_measured, "figures_of_all", of_all)
+    monkeypatch.setattr(_measured, "shared_cores", lambda of_all: None)
+    monkeypatch.setattr(_measured, "told_by", lambda engine, src, own: own)
     engine: Any = SimpleNamespace(world=2)
     watched: Any = _Watched(2.0, 3.0, 2.0, 0.0)
-    found = _measuring.shared_layers(engine, watched, 3.5)
+    found = _measured.shared_layers(engine, watched, 3.5)
     assert found.profile is not None
     assert (found.profile.forward_s, found.profile.backward_s) == (0.75, 1.5)
     assert (found.other_s, found.dense_s) == (0.75, 4.0)
@@ -130,7 +130,7 @@ def test_a_rank_that_waits_for_its_cores_computes_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At half a core a second of a core's work takes two, and what is beyond was a message's."""
-    monkeypatch.setattr(_measuring, "shared_cores", lambda of_all: 0.5 * torch.get_num_threads())
+    monkeypatch.setattr(_measured, "shared_cores", lambda of_all: 0.5 * torch.get_num_threads())
     engine: Any = None
     steps_s = [(3.0, 1.0), (1.5, 1.0), (3.0, inf)]
-    assert _measuring.computing_s(engine, steps_s) == [2.0, 1.5, 3.0]
+    assert _measured.computing_s(engine, steps_s) == [2.0, 1.5, 3.0]

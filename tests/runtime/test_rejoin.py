@@ -24,8 +24,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import exchange_for
-from gradwire.runtime.elastic.heal import Healing
-from gradwire.runtime.elastic.rejoin import Newcomer
+from gradwire.runtime.elastic.rejoin import Healing, Newcomer
 from gradwire.runtime.step.wire import root_store
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Outcome, Ranks

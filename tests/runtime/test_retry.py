@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.runtime.failure import uncaught
+from gradwire.runtime.failure import blame
 from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
@@ -92,7 +92,7 @@ def alone(rank: int, world: int, how: str) -> tuple[str, tuple[int, ...], str]:
         loss_of(net, rank, 0).backward()
     with suppress(gw.RankFailed):
         handle.detach()
-    assert sys.excepthook.__module__ == uncaught.__name__  # a script ends by the cause's code
+    assert sys.excepthook.__module__ == blame.__name__  # a script ends by the cause's code
     return type(raised.value).__name__, raised.value.ranks, str(raised.value)
 
 

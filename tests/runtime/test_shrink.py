@@ -18,7 +18,7 @@ from gradwire.contract import Exchange
 from gradwire.contract.verbs import AllReduce, Among, Compute, Steps
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.failure.membership import join
-from gradwire.runtime.failure.survivors import Counted, decided
+from gradwire.runtime.failure.shrink import Counted, decided
 from gradwire.runtime.state.checkpoint import is_residual
 from gradwire.runtime.step.engine import Engine
 from gradwire.runtime.step.wire import start

@@ -26,7 +26,7 @@ from ..errors import InvalidSetting
 from ..planning.data.plan import Plan
 from ..runtime.attach import attach
 from ..runtime.handle import Handle
-from ..runtime.setup.options import FailurePolicy, Options
+from ..runtime.setup.settings import FailurePolicy, Options
 from ..runtime.state.plain import values_of_all
 from ..runtime.state.redistribution import place_name
 

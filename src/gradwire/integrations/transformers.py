@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import NotInstalled
-from ..runtime.setup.options import FailurePolicy, Options, takes_options
+from ..runtime.setup.settings import FailurePolicy, Options, takes_options
 from .framework_attachment import AnyExchange, FrameworkAttachment
 
 try:

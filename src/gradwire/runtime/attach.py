@@ -32,17 +32,26 @@ from ..exchange.error_feedback import chooses_scheme
 from ..kernels.libraries import being_built
 from ..planning.default_fusion import NamedParam
 from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
+from .failure.blame import leave_by_cause
 from .failure.integrity import Check
 from .failure.membership import ALONE, Membership, join
-from .failure.uncaught import leave_by_cause
 from .grid.dtensors import has_dtensors, refuse_other_shards, reshard, shard_of, sharded_modules
 from .grid.shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
 from .handle import Handle
 from .setup.fingerprint import NETWORK, SETTINGS, Fingerprint, agree, fingerprint, post_refusal
-from .setup.options import FailurePolicy, Options, or_defaults, takes_options
 from .setup.pairs import DTENSORS, Facts, caution, refusal_of, refuse_pairs
 from .setup.refusals import Strangers, refuse_wrong_model, sole_ddp
-from .setup.settings import Settings, exchanges_in, sparse_weights, tables, trained
+from .setup.settings import (
+    FailurePolicy,
+    Options,
+    Settings,
+    exchanges_in,
+    or_defaults,
+    sparse_weights,
+    tables,
+    takes_options,
+    trained,
+)
 from .setup.versions import warn_of_versions
 from .step.engine import Engine
 from .step.figures import Recorder
@@ -57,8 +66,7 @@ if TYPE_CHECKING:
     from ..planning.data.plan import Plan
     from .controls import Pilot
     from .ddp.comm_hook import DDPHooks, DDPInTurn
-    from .elastic.heal import Healing
-    from .elastic.rejoin import Newcomer
+    from .elastic.rejoin import Healing, Newcomer
     from .failure.guard import Guard
 
 
@@ -162,7 +170,7 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
         return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks, found)
     if shards is not None:
         raise refusal_of("shards", "mesh").error(shards)
-    from .grid.host_mesh import join_mesh
+    from .grid.shards import join_mesh
 
     return Grid(join_mesh(mesh, found, timeout), ALONE, mesh, ranks, found)
 
@@ -242,7 +250,7 @@ class Attachment:
         agree_among_shards(who, shards, messages, settings.channels, settings.failure.timeout)
         healing = None
         if settings.failure.on_failure == "shrink":
-            from .elastic.heal import Healing
+            from .elastic.rejoin import Healing
 
             healing = Healing(
                 self._shared, settings.optimizer, settings.scaler, settings.failure.timeout, told
@@ -452,8 +460,7 @@ class Attachment:
         self, model: DistributedDataParallel, progress: Progress, undo: ExitStack
     ) -> DDPHooks | DDPInTurn | None:
         """The hooks of a DDP model that has messages, or may come to have some; else None."""
-        from .ddp.comm_hook import DDPInTurn, serve_hook
-        from .ddp.reducer import count_steps
+        from .ddp.comm_hook import DDPInTurn, count_steps, serve_hook
 
         settings, params = self.settings, self.params
         if self.is_left_to_ddp(progress.synchroniser.messages):

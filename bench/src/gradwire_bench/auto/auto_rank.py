@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.runtime.attach import attach
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.pilot.auto import auto
-from gradwire.runtime.setup.options import Options
+from gradwire.runtime.setup.settings import Options
 
 from ..testbed.ranks import Report
 from ..training.tasks import make_task

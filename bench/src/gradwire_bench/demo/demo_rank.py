@@ -23,7 +23,7 @@ from gradwire.contract.travel import sent_bytes
 from gradwire.contract.verbs import AllReduce
 from gradwire.runtime.attach import attach
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.setup.options import Options
+from gradwire.runtime.setup.settings import Options
 from gradwire.runtime.step.task_graph import wall_clock
 
 from ..testbed.ranks import Report

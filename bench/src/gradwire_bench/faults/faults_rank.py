@@ -37,7 +37,7 @@ from gradwire.runtime import attach as attachment
 from gradwire.runtime.attach import attach
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.setup.options import FailurePolicy, Options
+from gradwire.runtime.setup.settings import FailurePolicy, Options
 from gradwire.runtime.step import engine, wire
 
 from ..testbed.netns import INTERFACE, Namespaces, host_address, join_network

@@ -31,7 +31,7 @@ from gradwire.planning.measure.links import measure_cluster
 from gradwire.runtime.attach import attach
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.setup.options import FailurePolicy, Options
+from gradwire.runtime.setup.settings import FailurePolicy, Options
 from gradwire.runtime.state.plain import values_of_all
 from gradwire.runtime.step.engine import Engine
 from gradwire_lab.planning.tune import tune

@@ -2,10 +2,16 @@
 
 Ranks meet it in the job's store, below ``gradwire/rejoin``. It compares its fingerprint with
 ``run``, and is newcomer n by ``asked``. ``n/beat`` counts up while it lives. Rank 0 sees that and
-says so in the confirmation of a step (`report`), by which all ranks know it before the same next
-step. There rank 0 writes ``n/offer``, the place, and all connect anew beside the connections that
-they have. All agree on the newcomer (`membership`): each says that it is ready, or has a reason
-against it. Until then nothing of the present world has changed. ``n/over`` ends its asking.
+says so in the confirmation of a step (`synchroniser`), by which all ranks know it before the same
+next step. There rank 0 writes ``n/offer``, the place, and all connect anew beside the connections
+that they have. All agree on the newcomer (`membership`): each says that it is ready, or has a
+reason against it. Until then nothing of the present world has changed. ``n/over`` ends its asking.
+
+A newcomer takes over from rank 0 all that ranks share, bit for bit. These are parameters, buffers,
+the state of the optimizer and of the loss's scaler, and what the exchange keeps. A field of the
+exchange with a value for each element, such as a residual, is the rank's own. There a newcomer
+begins as before a first step, and the others scale theirs by new over old number of ranks, as
+``redistribute`` does: a mean over more ranks delivers less of each.
 """
 
 from __future__ import annotations
@@ -20,8 +26,11 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ...errors import RankFailed, RanksDiffer, invalid
@@ -29,11 +38,49 @@ from ..failure.blame import IN_ATTACH
 from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, PERIOD_S, Alarm, Stillness, said
 from ..setup.fingerprint import Fingerprint, difference
-from ..state.plain import receive
+from ..state import checkpoint
+from ..state.plain import packed, read_packed, receive
 from ..step.engine import Engine
 from ..step.messages import Message
 from ..step.wire import REJOINED, Group, come_by, in_background, open_channels, root_store
-from .heal import Healing
+
+
+class Healing(NamedTuple):
+    """The parts of one attached model's training that all ranks share.
+
+    ``tensors`` returns parameters and buffers. ``fingerprint`` is what a newcomer must share.
+    """
+
+    tensors: Callable[[], list[Tensor]]
+    optimizer: Optimizer | None
+    scaler: GradScaler | None
+    timeout: timedelta
+    fingerprint: str
+
+    def packed(self, messages: Sequence[Message]) -> Tensor:
+        """All of it as bytes in host memory."""
+        optimizer, scaler = self[1:3]
+        kept = checkpoint.collect(messages)
+        _, kept["params"] = checkpoint.parted(kept["params"])
+        parts = {
+            "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
+            "optimizer": optimizer and optimizer.state_dict(),
+            "scaler": scaler and scaler.state_dict(),
+            "exchange": kept,
+        }
+        return packed(parts)
+
+    def take_over(self, data: Any, messages: Sequence[Message]) -> None:
+        """Puts what ``packed`` has made on another rank in this one's place."""
+        parts = read_packed(data)
+        with torch.no_grad():
+            for tensor, found in zip(self.tensors(), parts["tensors"], strict=True):
+                tensor.copy_(found)
+        for owner, state in (self.optimizer, parts["optimizer"]), (self.scaler, parts["scaler"]):
+            if owner is not None:
+                owner.load_state_dict(state)
+        checkpoint.move(parts["exchange"], messages)
+
 
 _GO = "go"
 _POLL_S = 0.02

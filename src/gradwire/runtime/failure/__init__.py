@@ -1,8 +1,8 @@
 """Lost ranks and damaged replicas: noticed, named, and survived.
 
-``pulse``, ``roll_call`` and ``blame`` notice and name; ``survivors`` and ``shrink`` go on without a
-lost rank; ``integrity`` and ``guard`` compare replicas. The step calls it through hooks of its own.
-It knows ranks and steps, and nothing of what a gradient means.
+``pulse``, ``roll_call`` and ``blame`` notice and name; ``shrink`` goes on without a lost rank;
+``integrity`` and ``guard`` compare replicas. The step calls it through hooks of its own. It knows
+ranks and steps, and nothing of what a gradient means.
 
 How a lost rank is noticed:
 
@@ -17,9 +17,9 @@ How a lost rank is noticed:
 
 How ranks go on without it (``on_failure="shrink"``): a step counts on all survivors or on none.
 Once a rank has all means of a step, it says so. ``backward()`` waits until all have said so
-(`report`). If one rank has returned, all have their means. If one lacks a mean, none has returned.
-Survivors meet in the store and take the smallest step that all could end (`survivors`). One rank
-writes that decision, and a rank that is not in it ends. So there are never two groups that go on.
-State is copied before each step, and put back where the step does not count. It cannot be asked of
-a peer instead: residuals would be of different steps.
+(`synchroniser`). If one rank has returned, all have their means. If one lacks a mean, none has
+returned. Survivors meet in the store and take the smallest step that all could end (`shrink`). One
+rank writes that decision, and a rank that is not in it ends. So there are never two groups that go
+on. State is copied before each step, and put back where the step does not count. It cannot be asked
+of a peer instead: residuals would be of different steps.
 """

@@ -2,13 +2,19 @@
 
 A network that is parted shows as one failure, and not as one dead rank after another: on each side
 ranks reach each other and none beyond, and the error says which these are.
+
+A script that one of gradwire's errors ends leaves with the exit code of its cause. Python ends
+with 1 whatever the error is. A launcher that has the cause in the code can start the job again, on
+other machines, or not at all (`errors.ExitCode`).
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from types import TracebackType
 from typing import Any
 
 from ...errors import ExitCode, GradwireError, LoopMistake, RankFailed
@@ -152,3 +158,17 @@ def first_line(error: BaseException) -> str:
     line = said(error).splitlines()[0]
     known = isinstance(error, GradwireError)
     return line.removeprefix(f"{type(error).__name__}: ") if known else line
+
+
+def leave_by_cause() -> None:
+    """Has this process end so from now on; a hook that is there already is called first."""
+    if getattr(sys.excepthook, "__module__", None) == __name__:
+        return
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if isinstance(error, GradwireError):
+            raise SystemExit(int(error.exit_code))  # from a hook, this is how the process ends
+
+    sys.excepthook = hook

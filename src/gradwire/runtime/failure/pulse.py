@@ -9,11 +9,16 @@ hear it within a period.
 Only the pulse's own thread talks to the store. A store whose host hangs never answers, so no other
 thread may wait for it: other threads use the values that were read last. A silent store means that
 its host, rank 0, is lost, or the way to it, which a roll call tells apart (`roll_call`).
+
+What an attach leaves in the job's store, and in memory, is given back. The store keeps whatever is
+written to it until the job ends. What one attach writes begins with the attach's name: signs of
+life, notes by which ranks agree, the addresses of its channels and doors.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import threading
@@ -29,7 +34,40 @@ from torch._C._distributed_c10d import PrefixStore
 from ...errors import ExitCode
 from ..step.wire import in_background, store_for
 from .roll_call import RollCall
-from .sweeping import leave, sweep
+
+_LEFT = "left"
+
+
+def sweep(store: Any) -> None:
+    """Deletes all keys of a ``PrefixStore``.
+
+    Neither an older torch nor a store that is written in Python can list keys: none is deleted.
+    """
+    with contextlib.suppress(NotImplementedError):
+        for key in store.list_keys() if hasattr(store, "list_keys") else ():
+            store.delete_key(key)
+
+
+def leave(store: Any, world: int) -> None:
+    """Notes that one of ``world`` ranks is done with a store; the last one sweeps it."""
+    if store.add(_LEFT, 1) == world:
+        sweep(store)
+
+
+def leave_later(name: str, world: int) -> None:
+    """Leaves the store under a name, on a thread that nobody waits for."""
+    in_background(lambda: leave(PrefixStore(f"gradwire/{name}", store_for(name).clone()), world))
+
+
+def give_memory_back() -> None:
+    """Returns to the system what has been freed.
+
+    Lanes and channels are threads, and glibc has each take memory from a place of its own, which
+    it keeps. Without this call 100 attaches of a model of 2.5 MB kept 40 MB.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
 
 PERIOD_S = 0.5
 PATIENCE_S = 3.0

@@ -1,6 +1,6 @@
 """Shrink: ranks go on without those that are lost, under an unchanged training loop.
 
-When a rank is lost the others agree on the steps that count (`survivors`), undo what does not
+When a rank is lost the others agree on the steps that count (`meet`), undo what does not
 (`messages`), connect anew and go on in a smaller world. Every survivor's backward pass raises
 ``RanksLost`` in the same step, the first that does not count, and the loop repeats that step.
 Residuals keep their weight: a mean over fewer ranks delivers more of each, so they are scaled by
@@ -9,6 +9,10 @@ new over old number of ranks. The lost ranks' residuals are lost with them. Each
 repeated, ``residual_norms`` as the ranks last told them, ``norms_after_steps``, and the
 ``seconds`` from the notice to going on. Those of ``stats()["joined"]`` have a newcomer's ``rank``,
 the ``step`` that it began with, and the ``seconds`` that it took.
+
+Survivors meet in the job's store, as the connections among them are broken. The first one that has
+heard of all others, or knows that the rest is gone, writes whose word counts, and all decide by
+that. A rank that comes too late finds itself left out.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch.distributed as dist
@@ -34,10 +38,70 @@ from ..state.plain import send
 from ..step.engine import Engine
 from ..step.messages import Message
 from ..step.progress import Progress
-from ..step.report import StepReport
+from ..step.synchroniser import StepReport
 from ..step.wire import REJOINED, Group, has_store, in_background
 from .membership import ALONE, Membership
-from .survivors import Counted, Survivors, meet
+from .pulse import PATIENCE_S, STORE_PATIENCE_S
+
+
+class Counted(NamedTuple):
+    """The steps that a rank has ended for certain, and those that it could count at most."""
+
+    least: int
+    most: int
+
+
+class Survivors(NamedTuple):
+    """The ranks that go on, ascending, and the number of steps that count on all of them."""
+
+    ranks: tuple[int, ...]
+    num_steps: int
+
+
+def decided(counted: Mapping[int, Counted]) -> Survivors | None:
+    """The decision by what all survivors told, the same whoever makes it; None if there is none.
+
+    A step counts if every survivor has it. No rank has ended one that another lacks, as ranks wait
+    for each other's word (`synchroniser`), unless memory or the program of one is damaged.
+
+    >>> decided({0: Counted(7, 7), 2: Counted(6, 7)})
+    Survivors(ranks=(0, 2), num_steps=7)
+    >>> decided({0: Counted(6, 7), 2: Counted(6, 6)}).num_steps
+    6
+    """
+    agreed = min(one.most for one in counted.values())
+    if max(one.least for one in counted.values()) > agreed:
+        return None
+    return Survivors(tuple(sorted(counted)), agreed)
+
+
+def meet(engine: Engine, failure: RankFailed, counted: Counted) -> Survivors | None:
+    """The survivors' decision; None where there is none or it leaves this rank out.
+
+    It waits for ranks that live, for the engine's time-out at most, and for none that ``failure``
+    names. The store must answer within ``STORE_PATIENCE_S``: with its host, nobody can decide.
+    """
+    end_s = time.monotonic() + STORE_PATIENCE_S
+    while not engine.signs():
+        if engine.store_is_lost or time.monotonic() > end_s:
+            return None
+
+    def are_gone(absent: Sequence[int], found: object) -> bool:
+        signs = engine.signs()
+        return bool(signs) and all(signs[rank].still_s > PATIENCE_S for rank in absent)
+
+    def decide(found: Mapping[int, Any]) -> Survivors | None:
+        return decided({rank: Counted(*told) for rank, told in found.items()})
+
+    who, due = engine.who.beside("left"), {*range(engine.world)} - {*failure.ranks}
+    try:
+        verdict = who.agree(
+            counted, decide, engine.timeout, due=due, look=are_gone, is_partial=True
+        )
+    except RankFailed:  # the store is lost
+        return None
+    return verdict if verdict is not None and engine.rank in verdict.ranks else None
+
 
 _log = logging.getLogger("gradwire")
 _shrinking: WeakSet[Shrinking] = WeakSet()

@@ -22,12 +22,10 @@ from ...exchange.pair import pair
 from ..failure.membership import join
 from ..grid.dtensors import is_dtensor, sharded_modules
 from ..setup.fingerprint import agree, fingerprint, refusing
-from ..setup.options import FailurePolicy, Options, or_defaults, takes_options
 from ..setup.pairs import REDUCE_SCATTER, Facts, refuse_pairs
-from ..setup.settings import Settings
+from ..setup.settings import FailurePolicy, Options, Settings, or_defaults, takes_options
 from ..step.wire import Group
-from ._columns import WAY, Column
-from .reduction import PayloadReduceScatter, ShardReduction, groups_of
+from .reduction import WAY, Column, PayloadReduceScatter, ShardReduction, groups_of
 
 
 @takes_options

@@ -2,6 +2,11 @@
 
 Behind the last of them rank 0 plans and tells the others. From then on all ranks review every few
 steps what a step takes. What is done with a plan, and with a review, is a subclass's.
+
+All ranks wait for the slowest of each step, so layers count as slower by the median of these. Links
+count as slower by what dense steps take besides computation: messages in training take longer than
+messages that are timed alone. Where ranks share cores, what messages take of a layer's seconds is
+left out.
 """
 
 from __future__ import annotations
@@ -9,21 +14,147 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cache, partial
+from statistics import median
 from time import perf_counter as clock
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from ...contract.units import format_rate, format_seconds
-from ...planning.data.cluster import Cluster
+from ...planning.data.cluster import PRIMITIVES, Cluster, CodecFit, VerbName
+from ...planning.data.fit import LineFit
 from ...planning.data.plan import Plan
 from ...planning.data.profile import Profile
-from ...planning.measure.codecs import median_pace
+from ...planning.measure.codecs import measure_codecs, median_pace
 from ...planning.measure.layers import LayerWatch
+from ...planning.measure.links import all_reduce_s, measure_cluster, measure_hosts, shared_cores
 from ..controls import Controls, Flight
 from ..state.plain import told_by
-from ..step.engine import figures_of_all, told_meanwhile
-from . import _measuring as measuring
+from ..step.engine import Engine, figures_of_all, told_meanwhile
 from ._decisions import num_to_judge, typical_s
 from ._planning import Chosen, Proposal, proposal
+
+VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")
+MESSAGE_S = 0.04
+"""Seconds that the largest message of a measurement takes, about."""
+LEAST_BYTES, MOST_BYTES = 2**16, 2**22
+BUDGET_S = 0.03
+"""Seconds that one size of a verb, or of a compressor, may take, about."""
+ROUNDS = 3
+CODEC_SIZES = (2**12, 2**16, 2**20)
+"""Few, as each is measured many times: from a bias to what no cache holds."""
+
+
+class Links(NamedTuple):
+    """The cluster as it was measured, and the seconds that a message of some size took then."""
+
+    cluster: Cluster
+    size_bytes: int
+    taken_s: float
+
+
+def links_of(engine: Engine) -> Links:
+    """The cluster by messages of up to 4 MiB, or of what the link carries in good time.
+
+    Between training steps, so it takes a second or a few, whatever the link's rate. The largest
+    message is found by sending: what short ones take says nothing of a link that passes some bytes
+    at once after a pause.
+    """
+    all_reduce_s(engine, LEAST_BYTES, 1)
+    largest, taken_s = LEAST_BYTES, all_reduce_s(engine, LEAST_BYTES)
+    while taken_s < MESSAGE_S and largest < MOST_BYTES:
+        largest *= 2
+        taken_s = all_reduce_s(engine, largest)
+    sizes = [largest >> shift for shift in (8, 5, 2, 1, 0) if largest >> shift >= 2**12]
+    asked: dict[str, Any] = {"sizes_bytes": sizes, "budget_s": BUDGET_S, "rounds": ROUNDS}
+    if engine.ranks_per_host > 1:
+        found = measure_hosts(engine, **asked)
+    else:
+        # Short messages, which a link may take at once, make the line too steep or too flat.
+        found = measure_cluster(engine, verbs=VERBS, by_long_messages=True, **asked)
+    return Links(found, largest // 2, all_reduce_s(engine, largest // 2))
+
+
+def slowness(engine: Engine, known: Links) -> float:
+    """The seconds of a message over those that it took when the links were measured."""
+    return all_reduce_s(engine, known.size_bytes) / known.taken_s
+
+
+class SharedLayers(NamedTuple):
+    """The layers' seconds that are planned with; no profile where no rank saw a whole step."""
+
+    profile: Profile | None
+    other_s: float
+    """Seconds of a step beside layers and the exchange."""
+    dense_s: float
+    """Seconds of a step on the slowest rank."""
+
+
+def shared_layers(engine: Engine, layers: LayerWatch, step_s: float) -> SharedLayers:
+    """The layers of the rank that computes longest, as the others wait for it.
+
+    In another step another rank may be the slowest. So the layers count as slower, by what all
+    ranks waited for in each step. ``step_s`` are the typical seconds of this rank's steps.
+    """
+    own = layers.profile() if layers.num_steps else None
+    own_s = -1.0 if own is None else own.forward_s + own.backward_s
+    figures = [own_s, step_s, *computing_s(engine, layers.seconds)]
+    rows = figures_of_all(engine, figures)
+    dense_s = max(row[1] for row in rows)
+    slowest = max(range(engine.world), key=lambda rank: rows[rank][0])
+    if rows[slowest][0] < 0:
+        return SharedLayers(None, 0.0, dense_s)
+    mine = None if own is None else {"profile": own.to_json(), "other_s": layers.other_s}
+    told = told_by(engine, slowest, mine)
+    profile, other_s = Profile.parse(told["profile"], "layers"), told["other_s"]
+    whole_s = other_s + profile.forward_s + profile.backward_s
+    longest_s = [max(step) for step in zip(*(row[2:] for row in rows), strict=True)]
+    factor = median(filter(None, longest_s)) / whole_s if whole_s else 1.0
+    return SharedLayers(profile.slower(factor), factor * other_s, dense_s)
+
+
+def computing_s(engine: Engine, steps_s: Sequence[tuple[float, float]]) -> list[float]:
+    """Seconds that this rank computed in each step, as if no message had taken them from it.
+
+    ``steps_s`` are those of each step, and how many of them a core worked for it. Where ranks share
+    cores, the rest of these passed while others had them, and messages did, which cost extra.
+    """
+    cores = shared_cores(partial(figures_of_all, engine))
+    if cores is None:
+        return [step_s for step_s, _ in steps_s]
+    stretch = torch.get_num_threads() / cores
+    return [min(step_s, stretch * core_s) for step_s, core_s in steps_s]
+
+
+def codecs_of(engine: Engine, compressors: tuple[str, ...], world: int) -> dict[str, CodecFit]:
+    """The costs of compressors, each figure the median of all ranks."""
+    if not compressors:
+        return {}
+    own = _own_codecs(compressors, world, torch.get_num_threads())
+    lines = [getattr(own[name], key) for name in compressors for key in PRIMITIVES]
+    figures = [figure for line in lines for figure in (line.alpha_s, line.per_unit_s)]
+    return median_codecs(compressors, figures_of_all(engine, figures))
+
+
+def median_codecs(
+    compressors: Sequence[str], rows: Sequence[Sequence[float]]
+) -> dict[str, CodecFit]:
+    """The costs of compressors by each rank's figures: the two of a line, line after line."""
+    figures = iter([median(those) for those in zip(*rows, strict=True)])
+    return {
+        name: CodecFit(
+            **{key: LineFit(alpha_s=next(figures), per_unit_s=next(figures)) for key in PRIMITIVES}
+        )
+        for name in compressors
+    }
+
+
+@cache
+def _own_codecs(compressors: tuple[str, ...], world: int, threads: int) -> dict[str, CodecFit]:
+    """The costs of compressors on this machine, measured once by each process."""
+    return measure_codecs(compressors, world=world, sizes=CODEC_SIZES, budget_s=BUDGET_S)
+
 
 _log = logging.getLogger("gradwire")
 _WARM_UP = 3
@@ -54,7 +185,7 @@ class MeasuredFlight(Flight):
         self._profile: Profile | None = None
         self._other_s = self._dense_s = self._measured_s = self._measuring_s = 0.0
         self._correction = self._link_factor = 1.0
-        self._links: measuring.Links | None = None
+        self._links: Links | None = None
         self._cluster: Cluster | None = None
         self._proposal: Proposal | None = None
         self._is_trial = False
@@ -156,7 +287,7 @@ class MeasuredFlight(Flight):
         layers, self._layers = self._layers, None
         layers.remove()
         start_s = clock()
-        shared = measuring.shared_layers(engine, layers, typical_s(self._steps_s))
+        shared = shared_layers(engine, layers, typical_s(self._steps_s))
         self._profile, self._other_s, self._dense_s = shared
         self._measure_links()
         self._plan()
@@ -165,11 +296,11 @@ class MeasuredFlight(Flight):
     def _measure_links(self) -> None:
         controls = self._controls
         with controls.on_all_channels() as engine:
-            self._links = measuring.links(engine)
+            self._links = links_of(engine)
             num_hosts = engine.world // engine.ranks_per_host
             # Where there is one host, nothing is sent that could be compressed.
             names = self._compressors if num_hosts > 1 else ()
-            codecs = measuring.codecs(engine, names, num_hosts)
+            codecs = codecs_of(engine, names, num_hosts)
             beside = median_pace(engine, budget_s=_PACE_S) if names else 1.0
         figures = {"codecs": codecs, "beside": beside}
         known = self._links.cluster.slower(self._link_factor)  # as dense steps have shown before

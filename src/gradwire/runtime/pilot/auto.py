@@ -25,7 +25,6 @@ from ...planning.data.cluster import Cluster
 from ...planning.data.profile import Profile
 from ...planning.judgement import MOST_ERROR, stricter
 from ..controls import Controls, Flight, Pilot
-from . import _measuring as measuring
 from ._decisions import (
     GAIN,
     OFF,
@@ -38,7 +37,7 @@ from ._decisions import (
     num_to_judge,
     wider,
 )
-from ._measured import MOST_REVIEWED, REVIEWED, MeasuredFlight
+from ._measured import MOST_REVIEWED, REVIEWED, MeasuredFlight, slowness
 from ._planning import Chosen, Proposal, compressors_of, surveyed
 
 _TRIAL = 3
@@ -166,7 +165,7 @@ class _Watched(MeasuredFlight):
         assert self._links is not None
         start_s = clock()
         with self._controls.on_all_channels() as engine:
-            found = measuring.slowness(engine, self._links)
+            found = slowness(engine, self._links)
         self._measuring_s += clock() - start_s
         self._skipped = 1
         return found

@@ -21,8 +21,7 @@ from ...exchange.by_name import momentum_of, named_collective
 from ...exchange.error_feedback import Wrapper, chooser_of
 from ...planning.default_fusion import NamedParam
 from ..grid.dtensors import has_dtensors, is_dtensor
-from .options import BOTH
-from .settings import Settings, sparse_weights
+from .settings import BOTH, Settings, sparse_weights
 
 _log = logging.getLogger("gradwire")
 LOCAL, REDUCE_SCATTER = "local_steps", "fsdp.reduce_scatter"

@@ -1,4 +1,7 @@
-"""The arguments of ``attach``, checked, and the parameters of a model that they concern."""
+"""The arguments of ``attach``, checked, and the parameters of a model that they concern.
+
+What is rarely set stands in two objects with defaults, ``Options`` and ``FailurePolicy``.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 from torch.amp import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -20,16 +26,106 @@ from ...contract.registry import KINDS, load, names
 from ...contract.spec import DTYPE_NAMES, DTYPES
 from ...errors import InvalidSetting, UnknownName, invalid
 from ...exchange.by_name import exchange_for
-from ...planning.default_fusion import DEFAULT_CHANNELS, NamedParam
+from ...planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
 from ..device.backends import BACKENDS
 from ..failure.integrity import DEFAULT_CHECK_EVERY
+from ..grid.shards import ranks_of_each_host
 from ..step.messages import refuse_complex
-from .options import BOTH, DEFAULT_TIMEOUT, FailurePolicy, Options
+from ..step.wire import Group
 
 if TYPE_CHECKING:
+    from ...planning.data.cluster import Cluster
     from ...planning.data.plan import Plan
     from ..controls import Pilot
     from ..failure.membership import Membership
+
+
+DEFAULT_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Settings of communication and of traces. Every rank passes the same values.
+
+    >>> Options(num_channels=2).bucket_cap_mb is None
+    True
+    """
+
+    bucket_cap_mb: float | None = None
+    """The size of a message in MiB. None: large enough that its payload pays its latency."""
+    num_channels: int | None = None
+    """The number of messages on their way at once. None: 4, or what the plan says."""
+    compress_if: Callable[[str, Tensor], bool] = matrices
+    """A function of a parameter and its name. True: the exchange sends the gradient. False: the
+    gradient is sent uncompressed. By default vectors (biases, norms) are sent uncompressed."""
+    shards: Group | DeviceMesh | None = None
+    """The tensor-parallel process group, or the tensor-parallel dimension of a mesh. Exchanges that
+    need all shards of a layer communicate in it."""
+    backend: str = "auto"
+    """The back end between hosts: "gloo", "nccl", or "auto", which measures both."""
+    cluster: Cluster | None = None
+    """The ranks and links, for embeddings whose rows take in each step the fastest collective. A
+    cluster of another number of ranks is scaled. None: links of 1 Gbit/s; ``"auto"`` measures."""
+    guard_every: int | None = None
+    """Steps between two comparisons of some compressed means with uncompressed means. The result is
+    in ``stats()["guard"]``. None: no comparison."""
+    trace_steps: int = 4
+    """The number of last steps that ``handle.trace()`` has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailurePolicy:
+    """Settings for lost ranks and damaged bits. Every rank passes the same values.
+
+    >>> FailurePolicy(on_failure="shrink").timeout
+    datetime.timedelta(seconds=300)
+    """
+
+    timeout: timedelta = DEFAULT_TIMEOUT
+    """The longest wait for another rank; 5 minutes by default."""
+    on_failure: str = "end"
+    """``"end"``: all other ranks raise ``RankFailed``, and training ends. ``"shrink"``: they raise
+    ``RanksLost``, repeat the step and continue."""
+    rejoin: Store | None = None
+    """The job's store, in a new process that joins a job with ``on_failure="shrink"``."""
+    check_every: int | None = DEFAULT_CHECK_EVERY
+    """Steps between two comparisons of all ranks' parameters, by default 64; None: none."""
+    checksums: bool = False
+    """True: each message has a CRC-32, and a damaged message raises ``RankFailed``."""
+
+
+BOTH: dict[str, Any] = {"options": Options, "failure": FailurePolicy}
+"""The two objects by the keyword that takes them."""
+
+
+def or_defaults(
+    options: Options | None, failure: FailurePolicy | None
+) -> tuple[Options, FailurePolicy]:
+    """The two objects, made where they are None; other values are refused where all are checked."""
+    return (
+        Options() if options is None else options,
+        FailurePolicy() if failure is None else failure,
+    )
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def takes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Has a function refuse fields of the two objects as keywords, and say where they belong."""
+
+    @wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        for keyword, kind in BOTH.items():
+            for name in kwargs.keys() & kind.__dataclass_fields__:
+                raise InvalidSetting(
+                    f"{name}= is a field of gw.{kind.__name__}: write "
+                    f"{function.__name__}(..., {keyword}=gw.{kind.__name__}({name}=...))"
+                )
+        return function(*args, **kwargs)
+
+    return checked
 
 
 @dataclass(frozen=True)
@@ -46,11 +142,7 @@ class Settings:
 
     def checked(self, mesh: Any, who: Membership) -> Settings:
         """The same with the exchange resolved; raises ``InvalidSetting`` for what is wrong."""
-        exchange, ranks_per_host = resolve(self.exchange), 1
-        if mesh is not None:
-            from ..grid import host_mesh as hosts
-
-            ranks_per_host = hosts.ranks_per_host(mesh, who)
+        exchange, ranks_per_host = resolve(self.exchange), ranks_of_each_host(mesh, who)
         for name, kind in BOTH.items():
             if not isinstance(value := getattr(self, name), kind):
                 accepted = f"a gw.{kind.__name__} or None"

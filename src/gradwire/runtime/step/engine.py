@@ -34,8 +34,7 @@ from ..device.streams import SideStream
 from ..failure.blame import IN_ATTACH, blamed, failure_of, first_line, silence
 from ..failure.forks import watch
 from ..failure.membership import ALONE, MEETING, STORE_PATIENCE, Membership
-from ..failure.pulse import Alarm, Place, Pulse, Sign, said
-from ..failure.sweeping import give_memory_back, leave_later
+from ..failure.pulse import Alarm, Place, Pulse, Sign, give_memory_back, leave_later, said
 from .task_graph import Once, Over, Task, TaskManager, is_foreign, wall_clock
 from .wire import (
     AMONG_SHARDS,

@@ -28,7 +28,7 @@ from ...contract.trace.density import StepDensity
 from ...contract.trace.span import Span, Trace
 from ...errors import InvalidSetting, invalid
 from ...exchange.error_feedback import residuals
-from ..device.staging import Staging
+from ..device.streams import Staging
 from .engine import OFFLOAD
 from .messages import Message
 

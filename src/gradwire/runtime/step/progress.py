@@ -22,8 +22,7 @@ from .synchroniser import Synchroniser
 from .task_graph import wall_clock
 
 if TYPE_CHECKING:
-    from ..elastic.heal import Healing
-    from ..elastic.rejoin import Newcomer
+    from ..elastic.rejoin import Healing, Newcomer
     from ..failure.guard import Guard
 
 _log = logging.getLogger("gradwire")

@@ -72,7 +72,7 @@ def open_channels(
     """``count`` process groups of the same ranks, each for one message at a time.
 
     They are gloo groups whatever the backend of the user's group is: what travels in them lies in
-    host memory (see `staging`; `backends` tells what takes another way).
+    host memory (see `streams`; `backends` tells what takes another way).
     ``name`` is known to these ranks and used once. ``dist.new_group`` does not serve: it names
     groups by how many a process has, so ranks that are in different numbers of groups would wait
     for each other for ever. It also keeps groups, with their connections, until the job ends.
