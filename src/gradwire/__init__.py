@@ -14,9 +14,9 @@ _PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Trait
     contract.payload.Payload contract.spec.TensorSpec contract.trace.span.Span
     contract.trace.span.Trace errors.InvalidSetting errors.LoopMistake errors.RankFailed
     errors.RanksDiffer errors.RanksLost exchange.by_name.exchange_for exchange.by_name.run_local
-    exchange.clipping.with_clipping exchange.decoupled_momentum.with_decoupled_momentum
+    exchange.clipping.with_clipping exchange.momentum.with_decoupled_momentum
     exchange.deep_gradient_compression.deep_gradient_compression
-    exchange.density_warmup.with_density_warmup exchange.error_feedback.residuals
+    exchange.warmup.with_density_warmup exchange.error_feedback.residuals
     exchange.error_feedback.with_error_feedback exchange.momentum.with_momentum_correction
     exchange.natural.with_natural_sparsity exchange.pair.pair exchange.warmup.with_warmup
     planning.simulation.timeline.simulate planning.data.cluster.Cluster planning.data.plan.Plan

@@ -26,16 +26,16 @@ from .errors import RanksLost as RanksLost
 from .exchange.by_name import exchange_for as exchange_for
 from .exchange.by_name import run_local as run_local
 from .exchange.clipping import with_clipping as with_clipping
-from .exchange.decoupled_momentum import with_decoupled_momentum as with_decoupled_momentum
 from .exchange.deep_gradient_compression import (
     deep_gradient_compression as deep_gradient_compression,
 )
-from .exchange.density_warmup import with_density_warmup as with_density_warmup
 from .exchange.error_feedback import residuals as residuals
 from .exchange.error_feedback import with_error_feedback as with_error_feedback
+from .exchange.momentum import with_decoupled_momentum as with_decoupled_momentum
 from .exchange.momentum import with_momentum_correction as with_momentum_correction
 from .exchange.natural import with_natural_sparsity as with_natural_sparsity
 from .exchange.pair import pair as pair
+from .exchange.warmup import with_density_warmup as with_density_warmup
 from .exchange.warmup import with_warmup as with_warmup
 from .planning import catalogue as catalogue
 from .planning import planner as planner

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.contract.trace.density import StepDensity
-from gradwire.contract.trace.span import Span, Trace
+from gradwire.contract.trace.span import Span, StepDensity, Trace
 from gradwire_bench.report import density
 
 

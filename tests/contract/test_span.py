@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.trace.density import StepDensity
-from gradwire.contract.trace.span import LANES, Span, Trace
+from gradwire.contract.trace.span import LANES, Span, StepDensity, Trace
 from gradwire.errors import InvalidSetting
 from tests.each import each
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective.steps.sizes import SIZE_BYTES
 from gradwire.contract import Member
+from gradwire.contract.member import SIZE_BYTES
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import Exchange, run_local
 from gradwire.exchange.error_feedback import with_error_feedback

@@ -15,13 +15,11 @@ from gradwire.contract import Exchange, Member, State
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.clipping import Clipping
-from gradwire.exchange.decoupled_momentum import DecoupledMomentum
-from gradwire.exchange.density_warmup import DensityWarmup
 from gradwire.exchange.error_feedback import Chooser, ErrorFeedback, Wrapper, residuals
-from gradwire.exchange.momentum import MomentumCorrection
+from gradwire.exchange.momentum import DecoupledMomentum, MomentumCorrection
 from gradwire.exchange.natural import Natural
 from gradwire.exchange.two_level import TwoLevel
-from gradwire.exchange.warmup import Warmup
+from gradwire.exchange.warmup import DensityWarmup, Warmup
 from gradwire_lab.exchange.adapt import Adapted
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme
 from gradwire_lab.laws.cases import Case, states_of

@@ -13,8 +13,7 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.clipping import norm
-from gradwire.exchange.decoupled_momentum import DecoupledMomentum
-from gradwire.exchange.momentum import MomentumCorrection
+from gradwire.exchange.momentum import DecoupledMomentum, MomentumCorrection
 from gradwire.exchange.natural import Natural
 from gradwire.exchange.warmup import Warmup
 from gradwire_lab.exchange.adapt import Adapted

@@ -10,8 +10,7 @@ import torch
 import gradwire as gw
 from gradwire.contract import Member
 from gradwire.contract.trace.chrome import to_chrome
-from gradwire.contract.trace.density import StepDensity
-from gradwire.contract.trace.span import Span
+from gradwire.contract.trace.span import Span, StepDensity
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.local import drive
 from gradwire.runtime.step.figures import Recorder

@@ -14,9 +14,8 @@ from gradwire.contract.verbs import Compute, Steps
 from gradwire.errors import RankFailed
 from gradwire.exchange.local import drive
 from gradwire.runtime.device.streams import Streams
-from gradwire.runtime.failure.integrity import Check
 from gradwire.runtime.step.messages import Message, ParamRange
-from gradwire.runtime.step.synchroniser import Record, StepReport, Synchroniser
+from gradwire.runtime.step.synchroniser import Check, Record, StepReport, Synchroniser
 from gradwire.runtime.step.task_graph import Task
 from tests.each import each
 from tests.runtime.training import DENSE, TOPK

@@ -15,12 +15,12 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.runtime.failure import integrity
 from gradwire.runtime.failure.integrity import (
-    Check,
     digest_on_device,
     digests_of,
     odd_ranks,
     refuse_other_bits,
 )
+from gradwire.runtime.step.synchroniser import Check
 from gradwire_bench.faults.striking import flip
 from tests.each import each
 from tests.runtime.given import keywords

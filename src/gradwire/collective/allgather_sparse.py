@@ -16,13 +16,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, Member, State
-from ..contract.collective import Collective, Dimensions, Needs, encoding
+from ..contract import Compressor, Layout, Member, Residual, State
+from ..contract.collective import Collective, Dimensions, Needs
+from ..contract.member import tell_all
 from ..contract.payload import Payload, slot_bytes
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.verbs import AllGather, Compute, Steps
 from .steps.ordered_sums import note_union
-from .steps.sizes import tell_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +42,13 @@ class allgather_sparse(Collective):
         state: State,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         codec, varies = me.variant_of(codec), not codec.traits.exact_size
         form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
         room = own[: form.size_bytes]
-        payload, state = yield encoding(codec, state, grad_N, residual_N, room)
+        payload, state = yield me.encoding(codec, state, grad_N, residual_N, room)
         limits = [form.size_bytes] * me.world
         sizes = yield from tell_all(me, codec, payload.size_bytes, limits)
         slot = slot_bytes(max(sizes))

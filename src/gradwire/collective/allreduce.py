@@ -18,8 +18,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Member, State
-from ..contract.collective import Collective, Needs, encoding
+from ..contract import Compressor, Member, Residual, State
+from ..contract.collective import Collective, Needs
 from ..contract.spec import TensorSpec
 from ..contract.verbs import AllReduce, Compute, Steps
 
@@ -36,12 +36,12 @@ class Summing(Collective):
         state: State,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         codec = me.variant_of(codec)
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         buffer = payload_buffer(codec, me, spec, out_N)
-        payload, state = yield encoding(codec, state, grad_N, residual_N, buffer)
+        payload, state = yield me.encoding(codec, state, grad_N, residual_N, buffer)
         yield from self.sum_up(me, payload["values"])
         if buffer.data_ptr() != out_N.data_ptr() or not codec.is_decoded(scale=1 / me.world):
             yield Compute(

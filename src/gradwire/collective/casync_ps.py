@@ -37,16 +37,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Member, State
+from ..contract import Compressor, Member, Residual, State
 from ..contract.bounds import check_whole
 from ..contract.collective import Collective, Needs
+from ..contract.member import tell_all, tell_each
 from ..contract.payload import slot_bytes
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.tensorwise import decode_each, encode_each
 from ..contract.verbs import AllGather, AllToAll, Compute, Steps
 from .steps.chunks import Chunks, check_partitions, chunks_of, first_server, first_states, rotated
 from .steps.rounds import ROOM_BYTES, distances, transfers
-from .steps.sizes import tell_all, tell_each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class casync_ps(Collective):
         state: State,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         codec, first = me.variant_of(codec), first_server(me, self.partitions)
         numel, dtype = grad_N.numel(), grad_N.dtype
@@ -100,7 +100,7 @@ class casync_ps(Collective):
         states: Sequence[State],
         grad_N: Tensor,
         out_C: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[list[State]]:
         """The push alone: leaves the mean of the own chunk, of all ``chunks``, in ``out_C``.
 
@@ -201,7 +201,7 @@ class Aggregator:
         chunks: Chunks,
         states: Sequence[State],
         grad_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> None:
         self.me, self.chunks, self.states = me, chunks, list(states)
         self.grad_N, self.residual_N = grad_N, residual_N

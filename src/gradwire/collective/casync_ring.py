@@ -33,7 +33,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, Member, State
+from ..contract import Compressor, Layout, Member, Residual, State
 from ..contract.bounds import check_whole
 from ..contract.collective import Collective, Needs
 from ..contract.payload import Payload, slot_bytes
@@ -115,7 +115,7 @@ class casync_ring(Collective):
         state: State,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         # A lossless codec's wire is of the gradient's own dtype, in which a sum may overflow where
         # the mean does not: partial sums travel divided by W. Others take the sum unrounded.
@@ -148,12 +148,7 @@ class _Walk:
     """One part of a message while its chunks walk round the ring; ``number`` tells parts apart."""
 
     def __init__(
-        self,
-        codec: Compressor,
-        me: Member,
-        grad_N: Tensor,
-        residual_N: Tensor | None,
-        number: int,
+        self, codec: Compressor, me: Member, grad_N: Tensor, residual_N: Residual, number: int
     ) -> None:
         self.codec, self.me, self.number = codec, me, number
         self.lossless = codec.traits.lossless

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..contract import Compressor
+from ..contract import Compressor, Residual
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, working_dtype
 from ..errors import invalid
@@ -35,7 +35,7 @@ def share_of(density: float, numel: int) -> int:
 
 
 def round_to_wire(
-    values_K: Tensor, exact_K: Tensor, indices_K: Tensor, residual_N: Tensor | None
+    values_K: Tensor, exact_K: Tensor, indices_K: Tensor, residual_N: Residual
 ) -> None:
     """Fills ``values_K`` with ``exact_K`` in fewer bits; the residual keeps what rounding drops."""
     values_K.copy_(exact_K)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ..contract import Exchange, Layout, Member, Selection, State, Traits, synchronise_alone
 from ..contract.bounds import check_share
+from ..contract.compressor import Residual
 from ..contract.spec import working_dtype
 from ..contract.verbs import AllReduce, Steps
 from ..kernels import select
@@ -110,12 +111,7 @@ class SharedSupport(Exchange):
         return Partition((numel,) if numel else ())
 
     def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
+        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
     ) -> Steps[State]:
         if me.world == 1:
             me.selection = None
@@ -140,7 +136,7 @@ class SharedSupport(Exchange):
         return state
 
 
-def _accumulated(grad_N: Tensor, residual_N: Tensor | None, layers: Partition) -> Pending:
+def _accumulated(grad_N: Tensor, residual_N: Residual, layers: Partition) -> Pending:
     """Adds the gradient to the residual, if there is one, and takes the norms of the layers."""
     whole_N = as_working(grad_N)
     squares_L = torch.empty(len(layers.sizes), dtype=torch.float64, device="cpu")
@@ -149,7 +145,7 @@ def _accumulated(grad_N: Tensor, residual_N: Tensor | None, layers: Partition) -
 
 
 def _take(
-    me: Member, pending: Pending, support_K: Tensor, residual_N: Tensor | None, values: Tensor
+    me: Member, pending: Pending, support_K: Tensor, residual_N: Residual, values: Tensor
 ) -> None:
     """This rank's share of the mean: values at the support, which leave the residual, and a mark.
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, State, Traits
+from ..contract import Compressor, Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_prescale
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
@@ -58,12 +58,7 @@ class cast16(Compressor):
         return Format((Field("values", self.dtype, spec.numel),))
 
     def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
     ) -> tuple[Payload, State]:
         payload = Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
         cast.cast16_encode(as_working(grad_N), payload["values"], self.prescale, residual_N)

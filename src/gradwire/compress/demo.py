@@ -36,7 +36,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, State, Traits
+from ..contract import Compressor, Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_whole
 from ..contract.payload import Format, Payload
 from ..contract.spec import TensorSpec, spec_of, working_dtype
@@ -85,12 +85,7 @@ class demo(Compressor):
         return elias_fano().layout(cutting.num_listed, cutting.num_places, dtype=self.values)
 
     def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
     ) -> tuple[Payload, State]:
         (found,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
         return found

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, State, Traits
+from ..contract import Compressor, Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_prescale
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
@@ -77,12 +77,7 @@ class lossless(Compressor):
         return _holding(spec, num_codes)
 
     def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
     ) -> tuple[Payload, State]:
         spec = spec_of(grad_N)
         if spec.dtype not in _CODED:

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, State, Traits
+from ..contract import Compressor, Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_prescale
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
@@ -49,12 +49,7 @@ class none(Compressor):
         return _format(spec.dtype, spec.numel)
 
     def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
     ) -> tuple[Payload, State]:
         payload = Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
         values_N = payload["values"]

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, State, Traits
+from ..contract import Compressor, Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_number
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
@@ -78,12 +78,7 @@ class nonzero(Compressor):
         return -(-spec.numel // self.width)
 
     def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
     ) -> tuple[Payload, State]:
         spec = spec_of(grad_N)
         room = buffer
@@ -95,7 +90,7 @@ class nonzero(Compressor):
         held = room[: form.size_bytes]
         return Payload(form, held if buffer is not None else held.clone()), state
 
-    def _fill(self, room: Tensor, grad_N: Tensor, residual_N: Tensor | None) -> int:
+    def _fill(self, room: Tensor, grad_N: Tensor, residual_N: Residual) -> int:
         if residual_N is None or residual_N.dtype == grad_N.dtype:
             return kept_units(grad_N, room, self.width, residual_N)
         sent_N = residual_N.add_(grad_N).to(grad_N.dtype)

@@ -35,7 +35,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Exchange, Layout, Member, State, Traits, synchronise_alone
+from ..contract import Exchange, Layout, Member, Residual, State, Traits, synchronise_alone
 from ..contract.bounds import MOST_SEED, check_whole
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.verbs import AllReduce, Steps
@@ -152,7 +152,7 @@ class MatrixStep:
         state: MatrixState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> None:
         self.state, self.layout, self.world = state, state.layout, me.world
         self.grad_N, self.out_N, self.residual_N = grad_N, out_N, residual_N
@@ -279,7 +279,7 @@ class powersgd(Exchange):
         state: MatrixState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)

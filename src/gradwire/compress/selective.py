@@ -42,7 +42,6 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..collective.steps.sizes import tell_all
 from ..contract import (
     Compressor,
     Copies,
@@ -56,6 +55,8 @@ from ..contract import (
     synchronise_alone,
 )
 from ..contract.bounds import check_share, check_whole
+from ..contract.compressor import Residual
+from ..contract.member import tell_all
 from ..contract.payload import Field, Format, Payload, slot_bytes
 from ..contract.registry import KINDS, load, names
 from ..contract.spec import TensorSpec, working_dtype
@@ -217,7 +218,7 @@ class Mixed:
         codec: Compressor,
         codec_T: tuple[Tensor, ...],
         grad_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
         own: Tensor,
     ) -> tuple[int, tuple[Tensor, ...]]:
         """Puts the payload in the front of ``own``; ``codec`` is this rank's variant.
@@ -351,7 +352,7 @@ def _num_entries(form: Format) -> int:
     return next(part.numel for part in form if part.name == "indices")
 
 
-def _at_least_one(grad_N: Tensor, residual_N: Tensor | None) -> tuple[Tensor, Tensor]:
+def _at_least_one(grad_N: Tensor, residual_N: Residual) -> tuple[Tensor, Tensor]:
     """The largest element of a tensor of which a sparsifier took nothing; none of zeros."""
     whole_N = grad_N if residual_N is None else residual_N
     count = int(bool(whole_N.any()))
@@ -461,7 +462,7 @@ class selective(Exchange, EncodesTensors):
         state: SelectiveState,
         place: int,
         grad_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> None:
         mixed = self._mixed(state.sizes, grad_N.dtype)
         here, codec = mixed.slice_of(place), me.variant_of(mixed.codec)
@@ -475,7 +476,7 @@ class selective(Exchange, EncodesTensors):
         state: SelectiveState,
         place: int,
         grad_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Copies:
         """The sum goes out and entries come back.
 
@@ -500,7 +501,7 @@ class selective(Exchange, EncodesTensors):
         state: SelectiveState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         me.selection = None
         if me.world == 1:

@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Layout, State, Traits
+from ..contract import Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_share
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
@@ -76,12 +76,7 @@ class sparseloco(Coo):
         )
 
     def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
     ) -> tuple[Payload, State]:
         payload = Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
         sum_N = as_working(grad_N) if residual_N is None else residual_N.add_(grad_N)

@@ -27,7 +27,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Layout, State, Traits
+from ..contract import Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_share
 from ..contract.payload import Format, Payload
 from ..contract.spec import TensorSpec, spec_of
@@ -77,12 +77,7 @@ class topk(Coo):
         return coo_format(self.kept(spec.numel), self.values)
 
     def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
     ) -> tuple[Payload, State]:
         (found,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
         return found

@@ -10,6 +10,8 @@ from .collective import Needs as Needs
 from .compressor import MOST_COUNTED as MOST_COUNTED
 from .compressor import Compressor as Compressor
 from .compressor import Layout as Layout
+from .compressor import Memory as Memory
+from .compressor import Residual as Residual
 from .compressor import State as State
 from .compressor import Traits as Traits
 from .exchange import Copies as Copies

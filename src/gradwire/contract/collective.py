@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from .compressor import Compressor, KeywordSettings, Layout, State, Traits
+from .compressor import Compressor, KeywordSettings, Layout, Residual, State, Traits
 from .member import Member
 from .spec import TensorSpec
-from .verbs import Compute, Steps
+from .verbs import Steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ class Collective(metaclass=KeywordSettings):
         state: State,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         """Leaves the mean over ranks in ``out_N``.
 
@@ -103,11 +102,3 @@ class Collective(metaclass=KeywordSettings):
         Returns:
             The new state.
         """
-
-
-def encoding(
-    codec: Compressor, state: State, grad_N: Tensor, residual_N: Tensor | None, buffer: Tensor
-) -> Compute:
-    """Encodes a gradient, with its residual if there is one; its result is that of ``encode``."""
-    encode = partial(codec.encode, state, grad_N, residual_N=residual_N, buffer=buffer)
-    return Compute("encode", encode, grad_N.numel())

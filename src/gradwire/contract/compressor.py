@@ -72,6 +72,11 @@ beyond that is refused as damaged, unless ``init`` makes such values too.
 """
 MOST_COUNTED = 2**32 - 1
 
+Residual = Tensor | None
+"""The part of a gradient that was not sent, in the working dtype; None where nobody keeps it."""
+Memory = Tensor | None
+"""Memory (uint8) for a payload; None: new memory."""
+
 
 class Layout(Enum):
     """The kind of content that a payload holds."""
@@ -203,12 +208,7 @@ class Compressor(metaclass=KeywordSettings):
 
     @abstractmethod
     def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
     ) -> tuple[Payload, State]:
         """Encodes a gradient.
 

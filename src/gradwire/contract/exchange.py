@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .compressor import KeywordSettings, Layout, State, Traits
+from .compressor import KeywordSettings, Layout, Residual, State, Traits
 from .member import Member
 from .shapes_only import bytes_of_rank
 from .spec import TensorSpec
@@ -72,12 +72,7 @@ class Exchange(metaclass=KeywordSettings):
         raise NotImplementedError
 
     def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
+        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
     ) -> Steps[State]:
         """One step: leaves the mean over ranks in ``out_N``.
 
@@ -149,12 +144,7 @@ class EncodesTensors(ABC):
 
     @abstractmethod
     def encode_ahead(
-        self,
-        me: Member,
-        state: State,
-        place: int,
-        grad_N: Tensor,
-        residual_N: Tensor | None = None,
+        self, me: Member, state: State, place: int, grad_N: Tensor, residual_N: Residual = None
     ) -> None:
         """Encodes one tensor of ``apart`` before the others of its message are there.
 
@@ -167,12 +157,7 @@ class EncodesTensors(ABC):
 
     @abstractmethod
     def encode_on_host(
-        self,
-        me: Member,
-        state: State,
-        place: int,
-        grad_N: Tensor,
-        residual_N: Tensor | None = None,
+        self, me: Member, state: State, place: int, grad_N: Tensor, residual_N: Residual = None
     ) -> Copies:
         """``encode_ahead`` of a tensor on a device, by the host.
 
@@ -183,7 +168,7 @@ class EncodesTensors(ABC):
         """
 
 
-def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Tensor | None) -> Steps[None]:
+def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Residual) -> Steps[None]:
     """``Exchange.synchronise`` of a single rank: nothing is sent, so nothing is lost.
 
     Plain training, bit for bit; where more ranks have left a residual, that arrives now, but for

@@ -1,9 +1,16 @@
-"""A rank's part in a message: its place among ranks, its buffers, and what a step was like."""
+"""A rank's part in a message: its place among ranks, its buffers, and what a step was like.
+
+**Sizes** of payloads that vary ranks tell each other before the payloads themselves travel. Where a
+compressor's sizes follow from the spec, they are known and nothing is sent. So which verbs come in
+which order follows from the compressor alone. Rows of embeddings are counted in every step. Wire: 8
+bytes for each other rank.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,10 +19,10 @@ from torch import Tensor
 from ..errors import RanksDiffer
 from .room import Room
 from .scratch import passing
-from .verbs import Compute, Steps
+from .verbs import AllGather, AllToAll, Compute, Steps
 
 if TYPE_CHECKING:
-    from .compressor import Compressor
+    from .compressor import Compressor, Residual
 
 
 _ON_HOST = torch.empty(0, device="cpu")
@@ -131,12 +138,7 @@ class Member:
         return self._across
 
     def through(
-        self,
-        exchange: Any,
-        state: Any,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
+        self, exchange: Any, state: Any, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
     ) -> Steps[Any]:
         """The text of an exchange that another one calls; see ``Exchange.synchronise``."""
         text: Steps[Any] = exchange.synchronise(self, state, grad_N, out_N, residual_N)
@@ -231,6 +233,13 @@ class Member:
                 )
         return found
 
+    def encoding(
+        self, codec: Compressor, state: Any, grad_N: Tensor, residual_N: Residual, room: Tensor
+    ) -> Compute:
+        """Encodes a gradient, with any residual; its result is that of ``encode``."""
+        encode = partial(codec.encode, state, grad_N, residual_N=residual_N, buffer=room)
+        return Compute("encode", encode, grad_N.numel())
+
     def sized(
         self, name: str, fn: Callable[[], Any], numel: int, usual: Callable[[], Any] = nothing
     ) -> Compute:
@@ -239,3 +248,54 @@ class Member:
         It goes on with ``usual()`` instead, on which the sizes of later verbs may depend.
         """
         return Compute(name, fn, numel)
+
+
+SIZE_BYTES = torch.int64.itemsize
+"""Bytes of one size on the wire."""
+
+
+def tell_all(
+    me: Member,
+    codec: Compressor,
+    size_bytes: int,
+    limits: Sequence[int],
+    *,
+    usual: Sequence[int] | None = None,
+) -> Steps[list[int]]:
+    """Tells every rank this one's size; returns all ranks' sizes, in rank order.
+
+    ``limits`` are the largest that each may have; ``usual`` is as for ``Member.sizes``.
+    """
+    if codec.traits.exact_size:
+        return list(limits)
+    told_W = yield from _told(me, size_bytes)
+    return me.sizes(told_W, limits, usual=usual)
+
+
+def tell_count(me: Member, count: int, most: int, *, unit: str = "units") -> Steps[list[int]]:
+    """Tells every rank how many units this one has, at most ``most``; returns all ranks' counts.
+
+    In a simulation all ranks have as many.
+    """
+    told_W = yield from _told(me, count)
+    return me.sizes(told_W, [most] * me.world, unit=unit, usual=[count] * me.world)
+
+
+def _told(me: Member, own: int) -> Steps[Tensor]:
+    own_1 = me.told("own size", 1).fill_(own)
+    told_W = me.told("told sizes", me.world)
+    yield AllGather(told_W, own_1)
+    return told_W
+
+
+def tell_each(
+    me: Member, codec: Compressor, sizes: Sequence[int], limits: Sequence[int]
+) -> Steps[list[int]]:
+    """Tells rank i ``sizes[i]``; returns what each rank told this one."""
+    if codec.traits.exact_size:
+        return list(limits)
+    own_W = me.told("own sizes", me.world).copy_(torch.tensor(sizes, device="cpu"))
+    told_W = me.told("told sizes", me.world)
+    one_each = (1,) * me.world
+    yield AllToAll(told_W, own_W, one_each, one_each)
+    return me.sizes(told_W, limits)

@@ -47,30 +47,17 @@ class Kind(NamedTuple):
 
 
 _LAB, _BENCH = "gradwire-lab", "gradwire-bench"
+_COMPRESSORS = (
+    "adacomp cltk gaussiank graddrop hardthreshold natural_compression oktopk redsync sharded_dgc "
+    "sidco spardl tbq threelc"
+)
 
 KINDS = {
     "compress": Kind(
         "compressor",
         "gradwire.compress",
         "gradwire.compressors",
-        dict.fromkeys(
-            [
-                "adacomp",
-                "cltk",
-                "gaussiank",
-                "graddrop",
-                "hardthreshold",
-                "natural_compression",
-                "oktopk",
-                "redsync",
-                "sharded_dgc",
-                "sidco",
-                "spardl",
-                "tbq",
-                "threelc",
-            ],
-            _LAB,
-        ),
+        dict.fromkeys(_COMPRESSORS.split(), _LAB),
     ),
     "collective": Kind(
         "collective",
@@ -108,14 +95,9 @@ COMMANDS = Kind(
 )
 """The commands of ``gradwire``, which are found as algorithms are."""
 
+_EXTENSIONS = "adapt compll_text measure_sparsity pages tune with_measured_scheme zeros"
 EXTENSIONS = {
-    **dict.fromkeys(
-        (
-            *("adapt", "compll_text", "measure_sparsity", "pages", "tune", "with_measured_scheme"),
-            "zeros",
-        ),
-        _LAB,
-    ),
+    **dict.fromkeys(_EXTENSIONS.split(), _LAB),
     **dict.fromkeys(("kernel_bench", "pictures", "testbed"), _BENCH),
 }
 """Modules and functions that are used where they are installed, and the package that has each."""

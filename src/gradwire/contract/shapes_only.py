@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..errors import InvalidSetting
-from .compressor import Compressor, State, Traits
+from .compressor import Compressor, Memory, Residual, State, Traits
 from .member import Member, nothing
 from .payload import Format, Payload
 from .spec import TensorSpec
 from .travel import members, sent_bytes
-from .verbs import Broadcast, Compute, Verb
+from .verbs import Broadcast, Compute, Verb, carried_out
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,7 @@ class Hollow(Compressor):
         return self.codec.typical(spec)
 
     def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
     ) -> tuple[Payload, State]:
         form = self.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
         return Payload.empty(form, buffer, grad_N.device), state
@@ -167,22 +162,17 @@ class _LooksAtValues(InvalidSetting):
 def record(exchange: Any, spec: TensorSpec, rank: int, world: int, turn: int = 0) -> RecordedVerbs:
     """Runs one rank's text without data and records the verbs that it yields."""
     hollow = without_data(exchange)
-    me = Noticing(rank, world, turn)
-    rows: list[tuple[Verb, ...]] = []
+    me, rows = Noticing(rank, world, turn), list[tuple[Verb, ...]]()
+
+    def note(row: tuple[Verb, ...]) -> list[Any]:
+        rows.append(row)
+        return [verb.fn() if isinstance(verb, Compute) else None for verb in row]
+
     try:
         with torch.device("meta"), WritesNothing():
             state = hollow.init(replace(spec, rank=rank), world)
             grad_N = torch.empty(spec.numel, dtype=spec.dtype)
-            text = hollow.synchronise(me, state, grad_N, grad_N)
-            asked = next(text, None)
-            while asked is not None:
-                row = asked if isinstance(asked, tuple) else (asked,)
-                rows.append(row)
-                results = tuple(v.fn() if isinstance(v, Compute) else None for v in row)
-                try:
-                    asked = text.send(results if isinstance(asked, tuple) else results[0])
-                except StopIteration:
-                    break
+            carried_out(hollow.synchronise(me, state, grad_N, grad_N), note)
     except (RuntimeError, TypeError) as error:  # which torch raises where it is asked for values
         raise _LooksAtValues(
             f"{exchange!r} cannot be simulated: it looks at values, and there are none "

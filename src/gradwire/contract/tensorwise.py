@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RanksDiffer, invalid
-from . import Compressor, State, Traits
+from . import Compressor, Memory, Residual, State, Traits
 from .payload import Field, Format, Payload, slot_bytes
 from .shapes_only import Hollow
 from .spec import TensorSpec
@@ -111,12 +111,7 @@ class Tensorwise(Compressor):
         return self._announcing(spec.dtype, room_bytes)
 
     def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
     ) -> tuple[Payload, State]:
         (found,) = encode_each((self,), (state,), (grad_N,), (residual_N,), (buffer,))
         return found
@@ -297,12 +292,7 @@ class _Job:
     """One gradient to encode: ``parts`` are (state, gradient, residual, buffer) of its tensors."""
 
     def __init__(
-        self,
-        codec: Compressor,
-        state: State,
-        grad_N: Tensor,
-        residual_N: Tensor | None,
-        buffer: Tensor | None,
+        self, codec: Compressor, state: State, grad_N: Tensor, residual_N: Residual, buffer: Memory
     ) -> None:
         self.codec, self.dtype, self.buffer = codec, grad_N.dtype, buffer
         self.parts: list[tuple[Any, ...]] = [(state, grad_N, residual_N, buffer)]

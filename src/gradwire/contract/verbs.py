@@ -12,7 +12,7 @@ not depend on gradient values; their sizes may.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -143,3 +143,18 @@ def rewritten(text: Steps[T], each: Callable[[Any], Steps[Any]]) -> Steps[T]:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         value = yield from each(asked)
+
+
+def carried_out(text: Steps[T], carry: Callable[[tuple[Verb, ...]], Sequence[Any]]) -> T:
+    """Carries a text out in this thread; returns its value.
+
+    ``carry`` does the verbs that may run at the same time, and returns a result for each.
+    """
+    value: Any = None
+    while True:
+        try:
+            asked = text.send(value)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        found = carry(asked if isinstance(asked, tuple) else (asked,))
+        value = tuple(found) if isinstance(asked, tuple) else found[0]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..compress.none import none
-from ..contract import Compressor, Exchange, Member, Result, State
+from ..contract import Compressor, Exchange, Member, Residual, Result, State
 from ..contract.collective import Collective
 from ..contract.registry import load
 from ..contract.spec import TensorSpec, check_gradient, working_dtype
@@ -220,7 +220,7 @@ class Accounting(Member):
         state: State,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         if isinstance(exchange, Wrapper):
             return (yield from super().through(exchange, state, grad_N, out_N, residual_N))

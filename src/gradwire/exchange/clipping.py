@@ -26,7 +26,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Exchange, Member, State
+from ..contract import Compressor, Exchange, Member, Residual, State
 from ..contract.bounds import check_number
 from ..contract.spec import working_dtype
 from ..contract.verbs import Steps
@@ -50,22 +50,17 @@ class Clipping(Wrapper):
         check_norm("max_norm", self.max_norm)
 
     def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
+        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
     ) -> Steps[State]:
-        # The mean's buffer serves for the clipped gradient: an exchange may work in place.
-        yield me.sized("clip", lambda: self._clip(grad_N, out_N, me.world), grad_N.numel())
+        def clip() -> None:
+            own, most = norm(grad_N), self.max_norm / math.sqrt(me.world)
+            factor = min(1.0, most / own) if own else 1.0
+            # The mean's buffer serves for the clipped gradient: an exchange may work in place.
+            torch.mul(grad_N, factor if math.isfinite(own) else 0.0, out=out_N)
+
+        yield me.sized("clip", clip, grad_N.numel())
         state = yield from me.through(self.inner, state, out_N, out_N, residual_N)
         return state
-
-    def _clip(self, grad_N: Tensor, out_N: Tensor, world: int) -> None:
-        own, most = norm(grad_N), self.max_norm / math.sqrt(world)
-        factor = min(1.0, most / own) if own else 1.0
-        torch.mul(grad_N, factor if math.isfinite(own) else 0.0, out=out_N)
 
 
 def check_norm(what: str, given: object) -> None:

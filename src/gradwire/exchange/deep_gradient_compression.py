@@ -4,7 +4,7 @@ Source: Lin et al., ICLR 2018, "Deep Gradient Compression: reducing the communic
     distributed training", section 3.
 Differences: those that ``compress/dgc`` (sampled threshold, hierarchical selection),
     ``momentum`` (momentum correction and factor masking), ``clipping`` (local clipping) and
-    ``density_warmup`` state. Five incompatible things are called DGC in public code; most are the
+    ``warmup`` state. Five incompatible things are called DGC in public code; most are the
     selection alone, which here is ``compress.dgc``.
 """
 
@@ -14,8 +14,8 @@ from ..compress.dgc import dgc
 from ..contract import Exchange
 from ..contract.bounds import check_whole
 from .clipping import check_norm, with_clipping
-from .density_warmup import warming_to, with_density_warmup
 from .momentum import with_momentum_correction
+from .warmup import warming_to, with_density_warmup
 
 
 def deep_gradient_compression(

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Copies, EncodesTensors, Exchange, Member, State, Traits
+from ..contract import Copies, EncodesTensors, Exchange, Member, Residual, State, Traits
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.state import leaves
 from ..contract.verbs import Steps
@@ -135,12 +135,7 @@ class ErrorFeedback(Wrapper):
         return FeedbackState(residual_N, self.inner.init(spec, world))
 
     def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
+        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
     ) -> Steps[State]:
         if residual_N is not None:
             # An outer wrapper keeps the account: hand it all that is pending here.

@@ -195,7 +195,9 @@ class _Driver:
         else:
             value = _lent(chosen) if self.lends else None
             if value is None:
-                _give_up_rooms(chosen)
+                for p in chosen:  # files of rooms that nobody uses, of which a process may have few
+                    if isinstance(p.verb, AllToAll) and p.verb.room:
+                        p.verb.room.settle(is_lent=False)
                 _collect(chosen)
         for p in chosen:
             self.pending.remove(p)
@@ -252,13 +254,6 @@ def _lent(members: tuple[_Pending, ...]) -> list[torch.Tensor] | None:
     return rooms[0].parts
 
 
-def _give_up_rooms(members: tuple[_Pending, ...]) -> None:
-    """Closes the files of rooms that nobody uses, of which a process may have few."""
-    for p in members:
-        if isinstance(p.verb, AllToAll) and p.verb.room:
-            p.verb.room.settle(is_lent=False)
-
-
 def _collect(members: tuple[_Pending, ...]) -> None:
     """Carries out one collective; ``members`` holds every rank's verb in rank order."""
     verbs = [p.verb for p in members]
@@ -287,19 +282,14 @@ def _collect(members: tuple[_Pending, ...]) -> None:
             case Broadcast(src, buf):
                 buf.copy_(bufs[src])
             case AllToAll(out, _, out_sizes, _):
-                parts = [
-                    torch.split(bufs[i], list(v.in_sizes))[rank] for i, v in _all_to_alls(verbs)
-                ]
+                sent = [(i, v.in_sizes) for i, v in enumerate(verbs) if isinstance(v, AllToAll)]
+                parts = [torch.split(bufs[i], list(sizes))[rank] for i, sizes in sent]
                 if tuple(part.numel() for part in parts) != out_sizes:
                     raise InvalidSetting(
                         f"rank {rank} expects {out_sizes} elements in an all-to-all, its peers "
                         f"send {tuple(part.numel() for part in parts)}; sizes must agree"
                     )
                 out.copy_(torch.cat(parts))
-
-
-def _all_to_alls(verbs: list[Verb]) -> list[tuple[int, AllToAll]]:
-    return [(i, verb) for i, verb in enumerate(verbs) if isinstance(verb, AllToAll)]
 
 
 def _sum(bufs: list[torch.Tensor]) -> torch.Tensor:

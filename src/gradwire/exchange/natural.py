@@ -21,16 +21,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..collective.steps.rows import average_rows
-from ..collective.steps.sizes import tell_count
 from ..compress.nonzero import nonzero
-from ..contract import Compressor, Exchange, Layout, Member, State, Traits
+from ..contract import Compressor, Exchange, Layout, Member, Memory, Residual, State, Traits
 from ..contract.collective import Collective
+from ..contract.member import tell_count
 from ..contract.payload import Payload
 from ..contract.registry import load
 from ..contract.spec import TensorSpec
@@ -70,12 +71,7 @@ class RowExchange(Exchange):
         return 0.0
 
     def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
+        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
     ) -> Steps[State]:
         shape = grad_N.shape
         width, most = shape[1:].numel(), 0
@@ -121,12 +117,7 @@ class _counted(nonzero):
     """
 
     def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
     ) -> tuple[Payload, State]:
         if isinstance(state, Payload):
             assert buffer is not None
@@ -154,16 +145,14 @@ class Natural(Wrapper):
         return NaturalState(torch.zeros(1, dtype=torch.float64), self.inner.init(spec, world))
 
     def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
+        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
     ) -> Steps[State]:
         me.way = me.imbalance = None
         if me.world > 1:
-            counts, payload = yield from self._tell(me, grad_N, residual_N)
+            most = num_units(grad_N.numel(), self.width)
+            count = partial(self._count, me, grad_N, residual_N)
+            own, payload = yield me.sized("count", count, grad_N.numel(), lambda: (most, None))
+            counts = yield from tell_count(me, own, most)
             growth = 0.0 if state.growth_1.is_meta else float(state.growth_1)
             me.way = self._choose(me, counts, growth, grad_N)
         if me.way in (None, INNER):
@@ -177,22 +166,8 @@ class Natural(Wrapper):
             state.growth_1.fill_(arrived / self.width / max(1, *counts))  # -0.0 travels, uncounted
         return state
 
-    def _tell(
-        self, me: Member, grad_N: Tensor, residual_N: Tensor | None
-    ) -> Steps[tuple[list[int], Payload | None]]:
-        """The number of units that each rank has to send, and this rank's payload or None."""
-        most = num_units(grad_N.numel(), self.width)
-        own, payload = yield me.sized(
-            "count",
-            lambda: self._count(me, grad_N, residual_N),
-            grad_N.numel(),
-            lambda: (most, None),
-        )
-        counts = yield from tell_count(me, own, most)
-        return counts, payload
-
     def _count(
-        self, me: Member, grad_N: Tensor, residual_N: Tensor | None
+        self, me: Member, grad_N: Tensor, residual_N: Residual
     ) -> tuple[int, Payload | None]:
         """The number of this rank's non-zero units, and their payload if there is no residual.
 
@@ -219,7 +194,7 @@ class Natural(Wrapper):
         return best.scheme if best.seconds < other_way_s(at, sent) else INNER
 
 
-def count_units(grad_N: Tensor, residual_N: Tensor | None, width: int) -> int:
+def count_units(grad_N: Tensor, residual_N: Residual, width: int) -> int:
     """The number of units in which the gradient or its residual is not zero."""
     units = torch.zeros(num_units(grad_N.numel(), width), dtype=torch.bool, device=grad_N.device)
     for part_N in (grad_N, residual_N):

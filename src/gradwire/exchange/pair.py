@@ -12,6 +12,7 @@ from ..collective.allreduce import allreduce
 from ..collective.casync_ps import casync_ps
 from ..contract import Compressor, Exchange, Layout, Member, State, Traits, synchronise_alone
 from ..contract.collective import Collective
+from ..contract.compressor import Residual
 from ..contract.spec import TensorSpec
 from ..contract.tensorwise import tensor_sizes, tensorwise
 from ..contract.verbs import Steps
@@ -56,12 +57,7 @@ class Pair(Exchange):
         return found
 
     def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
+        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
     ) -> Steps[State]:
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)

@@ -27,9 +27,9 @@ import torch
 
 from ..collective.steps.push_pull import Cut, PushPull, Told
 from ..collective.steps.rounds import abreast
-from ..collective.steps.sizes import SIZE_BYTES
 from ..collective.zen import zen
 from ..compress.nonzero import nonzero
+from ..contract.member import SIZE_BYTES
 from ..contract.registry import load
 from ..contract.spec import TensorSpec
 from ..contract.travel import travel

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from ..collective.steps.shares import Shapes, Shares, shares_of
-from ..contract import Compressor, Exchange, Member, State
+from ..contract import Compressor, Exchange, Member, Residual, State
 from ..contract.bounds import check_whole
 from ..contract.room import Room
 from ..contract.spec import TensorSpec, working_dtype
@@ -111,12 +111,7 @@ class TwoLevel(Wrapper):
         return shares_of(shapes, self.ranks_per_host, self.declared.whole_tensors)
 
     def synchronise(
-        self,
-        me: Member,
-        state: State,
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Tensor | None = None,
+        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
     ) -> Steps[State]:
         if me.world == 1:
             alone = yield from me.through(self.inner, state.inner, grad_N, out_N, residual_N)
@@ -154,7 +149,7 @@ class TwoLevel(Wrapper):
         return HostState(state.shapes, state.place, inner)
 
     def _reduce(
-        self, me: Member, shares: Shares, grad_N: Tensor, residual_N: Tensor | None
+        self, me: Member, shares: Shares, grad_N: Tensor, residual_N: Residual
     ) -> Steps[tuple[Tensor, Tensor, Tensor | None, list[Tensor] | None]]:
         """The mean over the host's ranks of this rank's share, as it is sent, and its residual.
 
@@ -218,7 +213,7 @@ def _working(grad_N: Tensor) -> torch.dtype:
 
 
 def _cut(
-    me: Member, shares: Shares, grad_N: Tensor, residual_N: Tensor | None
+    me: Member, shares: Shares, grad_N: Tensor, residual_N: Residual
 ) -> Steps[tuple[Room | None, Tensor]]:
     """Cuts the sum of gradient and residual into shares, in a room if other ranks can map it.
 

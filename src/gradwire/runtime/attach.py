@@ -33,14 +33,13 @@ from ..kernels.libraries import being_built
 from ..planning.default_fusion import NamedParam
 from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
 from .failure.blame import leave_by_cause
-from .failure.integrity import Check
 from .failure.membership import ALONE, Membership, join
 from .grid.dtensors import has_dtensors, refuse_other_shards, reshard, shard_of, sharded_modules
 from .grid.shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
 from .handle import Handle
 from .setup.fingerprint import NETWORK, SETTINGS, Fingerprint, agree, fingerprint, post_refusal
 from .setup.pairs import DTENSORS, Facts, caution, refusal_of, refuse_pairs
-from .setup.refusals import Strangers, refuse_wrong_model, sole_ddp
+from .setup.refusals import refuse_wrong_model, sole_ddp
 from .setup.settings import (
     FailurePolicy,
     Options,
@@ -56,10 +55,10 @@ from .setup.versions import warn_of_versions
 from .step.engine import Engine
 from .step.figures import Recorder
 from .step.fused import fused_messages
-from .step.hooks import ModuleHooks
+from .step.hooks import ModuleHooks, Strangers
 from .step.messages import Message, as_reals, refuse_float16, scale_of, travels_scaled
 from .step.progress import Progress
-from .step.synchroniser import Synchroniser
+from .step.synchroniser import Check, Synchroniser
 from .step.wire import Group
 
 if TYPE_CHECKING:
@@ -67,7 +66,6 @@ if TYPE_CHECKING:
     from .controls import Pilot
     from .ddp.comm_hook import DDPHooks, DDPInTurn
     from .elastic.rejoin import Healing, Newcomer
-    from .failure.guard import Guard
 
 
 @takes_options
@@ -292,9 +290,9 @@ class Attachment:
                 engine.broadcast(self._shared())
             caution(Facts(self.model, self.params, settings, self.way, self.optimizer))
             synchroniser = Synchroniser(engine, messages, dict(self.held), self.check())
-            progress = Progress(
-                synchroniser, recorder, self.params, settings.scaler, _guard(settings)
-            )
+            progress = Progress(synchroniser, recorder, self.params, settings.scaler)
+            if (every := settings.options.guard_every) is not None:
+                progress.compare(every)
             progress.healing, progress.newcomer = healing, newcomer
             handle = self.hook(progress, undo)
             handle.backend = serves
@@ -471,21 +469,11 @@ class Attachment:
         takes_turns = settings.pilot is not None and is_flat and not model.static_graph
         hooks: DDPHooks | DDPInTurn
         if takes_turns:
-            count = partial(count_steps, progress, model, params)
-            hooks = DDPInTurn(progress, model, params, count)
+            hooks = DDPInTurn(progress, model, params)
         else:
             hooks = serve_hook(progress, model, params)
         undo.callback(hooks.remove)
         return hooks
-
-
-def _guard(settings: Settings) -> Guard | None:
-    """The comparisons of means with dense ones, if they are asked for."""
-    if settings.options.guard_every is None:
-        return None
-    from .failure.guard import Guard
-
-    return Guard(settings.options.guard_every)
 
 
 def _digest(settings: Settings) -> object:

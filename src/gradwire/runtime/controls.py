@@ -31,7 +31,6 @@ from ..exchange.two_level import on_hosts
 from ..planning.data.cluster import Cluster
 from ..planning.data.plan import Plan
 from .ddp.comm_hook import DDPHooks, DDPInTurn
-from .failure.guard import Guard
 from .overlap.overlap import Overlap
 from .state import checkpoint
 from .state.saved import copied
@@ -184,8 +183,7 @@ class Controls:
 
     def guard(self, every: int) -> None:
         """Has means compared with dense ones every so many steps, unless the user has asked so."""
-        if self._progress.guard is None:
-            self._progress.guard = Guard(every)
+        self._progress.compare(every)
 
     def missed(self) -> float | None:
         """The relative error of the means compared since the last call; None if there were none."""

@@ -432,24 +432,20 @@ class Handle(Joinable):
         """
         if self.attached:
             self._between_steps("detach()", takes_a_torn_step=True)
-            self._await_backward()
+            progress, engine, begin_s = self._progress, self._engine, wall_clock()
+            with progress.opening:  # a step that is being opened is one under way
+                progress.is_leaving = True
+            while progress.backward() is not None and not engine.is_copy:  # in another thread
+                if wall_clock() - begin_s > engine.timeout.total_seconds():
+                    progress.is_leaving = False
+                    raise InvalidSetting(
+                        "detach() was called while another thread is in a backward pass, which did "
+                        f"not end within {engine.timeout}; call it after backward() has returned "
+                        "there"
+                    )
+                time.sleep(_POLL_S)
             self.attached = False
             self._undo.close()  # all of it, even if a lost peer is noticed here
-
-    def _await_backward(self) -> None:
-        """Waits for the end of another thread's backward pass, and has no further one exchanged."""
-        progress, engine = self._progress, self._engine
-        begin_s = wall_clock()
-        with progress.opening:  # a step that is being opened is one under way
-            progress.is_leaving = True
-        while progress.backward() is not None and not engine.is_copy:
-            if wall_clock() - begin_s > engine.timeout.total_seconds():
-                progress.is_leaving = False
-                raise InvalidSetting(
-                    "detach() was called while another thread is in a backward pass, which did not "
-                    f"end within {engine.timeout}; call it after backward() has returned there"
-                )
-            time.sleep(_POLL_S)
 
     def go_on_in(self, group: Group | None) -> None:
         """Belongs to a group of other ranks from now on, and to a run of its own."""

@@ -29,6 +29,7 @@ from gradwire.contract.verbs import (
     ReduceScatter,
     Send,
     Steps,
+    rewritten,
 )
 from gradwire.runtime.step import wire
 
@@ -126,22 +127,22 @@ class Texts:
 
     def _watched(self, text: Steps[Any], index: int, step: int) -> Steps[Any]:
         target = self._target(index) if step == self._striker.accident.step else None
-        place, value = -1, None
-        while True:
-            try:
-                asked = text.send(value)
-            except StopIteration as stop:
-                if step == 0:
-                    self._counts[index] = place + 1
-                if target is not None and not self._is_of_bytes:
-                    self._striker()  # at the end, where this step has fewer verbs than the first
-                return stop.value
+        place = -1
+
+        def each(asked: Any) -> Steps[Any]:
+            nonlocal place
             suits = any(map(self._suits, _verbs(asked)))
             place += suits
             if suits and place == target and not self._striker.is_over:
-                value = yield from self._strike(asked)
-            else:
-                value = yield asked
+                return (yield from self._strike(asked))
+            return (yield asked)
+
+        value = yield from rewritten(text, each)
+        if step == 0:
+            self._counts[index] = place + 1
+        if target is not None and not self._is_of_bytes:
+            self._striker()  # at the end, where this step has fewer verbs than the first
+        return value
 
     @property
     def _is_of_bytes(self) -> bool:

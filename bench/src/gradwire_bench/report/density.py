@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from gradwire.contract.trace.density import StepDensity
-from gradwire.contract.trace.span import Trace
+from gradwire.contract.trace.span import StepDensity, Trace
 
 
 def rows(trace: Trace) -> list[dict[str, object]]:

@@ -31,7 +31,7 @@ from gradwire.collective.steps.ordered_sums import (
     num_entries,
 )
 from gradwire.contract import Compressor, Layout, Member, Selection, State
-from gradwire.contract.collective import Collective, Dimensions, Needs, encoding
+from gradwire.contract.collective import Collective, Dimensions, Needs
 from gradwire.contract.payload import Payload
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import Recv, Send, Steps, Verb
@@ -90,7 +90,7 @@ class sparcml(Collective):
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         form, whole = codec.format(spec), self.whole(codec, spec)
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
-        payload, state = yield encoding(codec, state, grad_N, residual_N, own)
+        payload, state = yield me.encoding(codec, state, grad_N, residual_N, own)
         held = _Held(me, whole, num_entries(form), out_N)
         yield me.sized(
             "pack",

@@ -10,7 +10,7 @@ import torch
 
 from gradwire.contract import State
 from gradwire.exchange.by_name import run_local
-from gradwire.exchange.decoupled_momentum import DecoupledMomentum
+from gradwire.exchange.momentum import DecoupledMomentum
 
 from . import momentum
 from .cases import Case, kept_of, states_of

@@ -16,9 +16,8 @@ from gradwire.contract.registry import load, names
 from gradwire.dsl.program import Program
 from gradwire.errors import IncompatiblePair, LawBroken, invalid
 from gradwire.exchange.clipping import Clipping
-from gradwire.exchange.decoupled_momentum import DecoupledMomentum
 from gradwire.exchange.error_feedback import ErrorFeedback
-from gradwire.exchange.momentum import MomentumCorrection
+from gradwire.exchange.momentum import DecoupledMomentum, MomentumCorrection
 from gradwire.exchange.pair import Pair, pair, suited
 
 from . import (

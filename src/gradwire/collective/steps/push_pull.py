@@ -23,8 +23,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...contract import Compressor, Imbalance, Layout, Member, Selection, State
-from ...contract.collective import Collective, Needs, encoding
+from ...contract import Compressor, Imbalance, Layout, Member, Residual, Selection, State
+from ...contract.collective import Collective, Needs
 from ...contract.payload import Format, Payload
 from ...contract.spec import TensorSpec, working_dtype
 from ...contract.verbs import AllGather, AllToAll, Compute, Steps, Verb
@@ -226,13 +226,13 @@ class PushPull(Collective):
         state: State,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         codec = me.variant_of(codec)
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         cut, form = self.cut(codec, spec, me.world), codec.format(spec)
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
-        payload, state = yield encoding(codec, state, grad_N, residual_N, own)
+        payload, state = yield me.encoding(codec, state, grad_N, residual_N, own)
         usual = self.usual(cut, codec, spec)
         sent, counts = yield me.sized(
             "partition",

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...contract import Member
 from ...contract.collective import Collective
+from ...contract.member import tell_count
 from ...contract.payload import Payload
 from ...contract.spec import working_dtype
 from ...contract.verbs import AllGather, Compute, Steps
@@ -29,7 +30,6 @@ from ...kernels.sparse.entries import Entries
 from ...kernels.sparse.formats.coo import coo
 from .ordered_sums import merged_entries
 from .push_pull import Cut, PushPull, cached_parts
-from .sizes import tell_count
 
 Rows = tuple[Tensor, Tensor]
 """Row numbers int64, ascending and without duplicates, and their values_RC."""

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .density import StepDensity
-from .span import Span, Trace
+from .span import Span, StepDensity, Trace
 
 TOUCHING_S = 1e-9
 """The overlap in seconds below which two spans follow each other, as sums of clock readings are

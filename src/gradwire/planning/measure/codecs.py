@@ -29,7 +29,7 @@ from ...collective.allreduce import payload_buffer
 from ...contract import Compressor, Exchange, Member
 from ...contract.registry import load, names
 from ...contract.spec import TensorSpec, squarest
-from ...contract.verbs import Compute, Steps
+from ...contract.verbs import Compute, Steps, rewritten
 from ...errors import invalid
 from ...exchange.local import drive
 from ...runtime.step.engine import Engine, figures_of_all
@@ -120,12 +120,8 @@ class _Case(ABC):
 
     def _clocked(self, text: Steps[Any], seconds: dict[Primitive, float]) -> Steps[Any]:
         """The same text; its computations book their seconds when they are carried out."""
-        results: Any = None
-        while True:
-            try:
-                asked = text.send(results)
-            except StopIteration as stop:
-                return stop.value
+
+        def each(asked: Any) -> Steps[Any]:
             verbs = asked if isinstance(asked, tuple) else (asked,)
             clocked = tuple(
                 replace(verb, fn=partial(self._timed, verb, seconds))
@@ -133,7 +129,9 @@ class _Case(ABC):
                 else verb
                 for verb in verbs
             )
-            results = yield clocked if isinstance(asked, tuple) else clocked[0]
+            return (yield clocked if isinstance(asked, tuple) else clocked[0])
+
+        return rewritten(text, each)
 
     def _timed(self, verb: Compute, seconds: dict[Primitive, float]) -> Any:
         """Carries out a computation and books its seconds."""

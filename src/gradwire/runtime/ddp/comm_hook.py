@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,8 +35,8 @@ from ...errors import InvalidSetting, invalid
 from ...planning.default_fusion import NamedParam
 from ..device.streams import SideStream
 from ..overlap.overlap import Overlap
-from ..step.hooked import Hooked, InPlaceOf, untraced
-from ..step.hooks import is_inside_a_segment
+from ..step.hooked import Hooked, Lent, untraced
+from ..step.hooks import is_inside_a_segment, on_gradient
 from ..step.messages import as_reals, grad_as_reals
 from ..step.progress import Progress
 from ..step.synchroniser import Synchroniser
@@ -110,11 +111,6 @@ def _make_hook(ddp: Callable[[], DistributedDataParallel | None], group: Any) ->
     # DDP checks annotations by identity and knows only real classes, not their names.
     gradwire_hook.__annotations__ = {}
     return gradwire_hook
-
-
-def has_own_hook(ddp: DistributedDataParallel) -> bool:
-    """Whether the communication hook of ``ddp`` is gradwire's, of an attach before."""
-    return ddp in _serving
 
 
 def _as_without_hook(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
@@ -275,7 +271,6 @@ class DDPInTurn:
 
     No way to the mean of dense gradients is as fast as DDP's own reducer. So its communication
     hook is taken only when a plan comes. Reducers keep a hook, so behind a plan DDP gets a new one.
-    ``count`` counts the steps that are left to DDP, and calls what it is given at the end of each.
     ``on_end`` is called when all means of a backward pass are in DDP's buckets, as by `DDPHooks`.
     """
 
@@ -286,12 +281,11 @@ class DDPInTurn:
         progress: Progress,
         ddp: DistributedDataParallel,
         params: list[tuple[str, Tensor]],
-        count: Callable[[Callable[[], None]], Callable[[], None]],
     ) -> None:
-        self._progress, self._ddp, self._params, self._count = progress, ddp, params, count
+        self._ddp, self._given = ddp, (progress, ddp, params)
         self.on_end: Callable[[], None] | None = None
         self._hooks: DDPHooks | None = None
-        self._stop_counting: Callable[[], None] | None = self._count(self._ended)
+        self._stop_counting: Callable[[], None] | None = count_steps(*self._given, self._ended)
         self._keep_reducer: Callable[[], None] = lambda: None
 
     @property
@@ -305,11 +299,11 @@ class DDPInTurn:
             return
         self.remove()
         if wanted:
-            self._hooks = serve_hook(self._progress, self._ddp, self._params)
+            self._hooks = serve_hook(*self._given)
             self._hooks.on_end = self._ended
         else:
             self._keep_reducer = renew_reducer(self._ddp)
-            self._stop_counting = self._count(self._ended)
+            self._stop_counting = count_steps(*self._given, self._ended)
 
     def remove(self) -> None:
         """Leaves the model to DDP, and counts no more; its reducer stays for who attaches next."""
@@ -412,7 +406,7 @@ def count_steps(
     where a communication hook of the user's own averages the gradients.
     """
     found = ddp._get_ddp_logging_data().get("comm_hook")  # type: ignore[no-untyped-call]
-    if found and not has_own_hook(ddp):
+    if found and ddp not in _serving:  # else it is gradwire's, of an attach before
         raise invalid(
             "the DDP model's communication hook",
             found,
@@ -448,44 +442,34 @@ class _Counter:
         self._step_bytes = bytes_sent("all_reduce", counted, self._engine.world)
         # Else each parameter has a gradient in each step, as DDP raises where one has none.
         some_unused = ddp.find_unused_parameters or ddp.static_graph
-        this = weakref.ref(self)  # the garbage collector does not see into a parameter's hooks
-
-        def began(_: Tensor) -> None:
-            counter = this()
-            if counter is not None:
-                counter._began(by_gradient=True)
-
         self._forward = Hooked(ddp.register_forward_hook, self._arm)
         # What a rank whose data have ended does last in a step, so that others are as far.
         unused = ddp.find_unused_parameters
-        last = "unused_params_allreduce" if unused else "all_reduce_for_bwd_pass"
-        self._joined = InPlaceOf(ddp, f"_match_{last}", self._after_join)
+        last = f"_match_{'unused_params_allreduce' if unused else 'all_reduce_for_bwd_pass'}"
+        self._joined = Lent(ddp, last, partial(self._after_join, getattr(ddp, last)))
         watched = tensors if some_unused else tensors[-1:]
-        self._hooks = [param.register_post_accumulate_grad_hook(began) for param in watched]
+        self._hooks = [on_gradient(param, self._began) for param in watched]
 
     def remove(self) -> None:
         for one in (self._forward, self._joined, *self._hooks):
             one.remove()
 
     def _arm(self, ddp: DistributedDataParallel, args: Any, output: Any) -> None:
-        if torch.is_grad_enabled() and ddp.require_backward_grad_sync:
-            self._is_armed = True
-            if self._on_end is not None:
-                self._begin_with(output)
-
-    def _begin_with(self, output: Any) -> None:
-        """Has the step begin where the backward pass enters the model, which is not in a segment.
-
-        The first gradient may come in the nested pass of a reentrant checkpoint, at whose end the
-        step is not over.
-        """
-        for one in tree_leaves(output):
+        if not (torch.is_grad_enabled() and ddp.require_backward_grad_sync):
+            return
+        self._is_armed = True
+        # With a pilot the step begins where the backward pass enters the model, which is not in a
+        # segment. The first gradient may come in the nested pass of a reentrant checkpoint, at
+        # whose end the step is not over.
+        for one in tree_leaves(output) if self._on_end is not None else ():
             if isinstance(one, Tensor) and one.requires_grad:
                 one.register_hook(lambda _: self._began())  # type: ignore[no-untyped-call]
 
-    def _began(self, *, by_gradient: bool = False) -> None:
-        if self._disarmed():
-            if by_gradient and self._on_end is not None and is_inside_a_segment():
+    def _began(self, param: Tensor | None = None) -> None:
+        with self._lock:  # autograd has one thread a device
+            was_armed, self._is_armed = self._is_armed, False
+        if was_armed:
+            if param is not None and self._on_end is not None and is_inside_a_segment():
                 raise self._progress.give_up(
                     "a pilot (auto) cannot see where the backward pass ends: it begins inside a "
                     "segment of a reentrant activation checkpoint, and no tensor was found in the "
@@ -493,32 +477,18 @@ class _Counter:
                 )
             self._begin()
 
-    def _disarmed(self) -> bool:
-        """Disarms the count, if it is armed; returns whether it was."""
-        with self._lock:  # autograd has one thread a device
-            was_armed, self._is_armed = self._is_armed, False
-            return was_armed
-
     def _begin(self) -> None:
         self._engine.check()
         self._open()
-        self._queue_end()
+        self._progress.queue_end(self._end, self._note_backward)
 
-    def _queue_end(self) -> None:
-        """Has autograd call back when this backward pass and DDP's averages have ended."""
-        queue = torch.autograd.Variable._execution_engine.queue_callback
+    def _note_backward(self) -> None:
+        self._computed_s = wall_clock()
+        self._progress.mark_backward(self._computed_s)
 
-        def computed() -> None:
-            now_s = wall_clock()
-            self._progress.mark_backward(now_s)
-            # Behind DDP's own end of this backward pass, which waits for its buckets.
-            queue(lambda: self._end(now_s))
-
-        self._progress.backward = weakref.ref(computed)
-        queue(computed)
-
-    def _end(self, computed_s: float) -> None:
-        self._progress.mark_wait(computed_s, wall_clock())
+    def _end(self) -> None:
+        """Ends a step behind DDP's own end of the backward pass, which waits for its buckets."""
+        self._progress.mark_wait(self._computed_s, wall_clock())
         self._close()
 
     def _open(self) -> None:

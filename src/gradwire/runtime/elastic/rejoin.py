@@ -23,13 +23,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -42,7 +42,7 @@ from ..state import checkpoint
 from ..state.plain import packed, read_packed, receive
 from ..step.engine import Engine
 from ..step.messages import Message
-from ..step.wire import REJOINED, Group, come_by, in_background, open_channels, root_store
+from ..step.wire import REJOINED, Group, come_by, in_background, open_channels, own_store
 
 
 class Healing(NamedTuple):
@@ -88,10 +88,6 @@ _PLACE = Membership(REJOINED, 0, 1)
 """The membership under whose name a run and those that come in meet."""
 
 
-def _meeting_place(part: str = REJOINED) -> Any:
-    return PrefixStore(f"gradwire/{part}", root_store().clone())
-
-
 class Lookout:
     """Rank 0's look-out for newcomers, on a thread of its own: no step waits for it.
 
@@ -110,7 +106,7 @@ class Lookout:
 
     def _watch(self) -> None:
         with suppress(dist.DistError):  # the pulse says that the store is lost
-            store, beats = _meeting_place(), dict[int, int]()
+            store, beats = own_store(REJOINED), dict[int, int]()
             store.set("run", self._fingerprint)
             while not self._stop.wait(PERIOD_S):
                 asked = range(1, store.add("asked", 0) + 1)
@@ -159,7 +155,7 @@ def come_together(
 
     def work() -> tuple[Engine, Group]:
         if old is not None and old.rank == 0:
-            _meeting_place().set(f"{offer.number}/offer", json.dumps(offer[1:]))
+            own_store(REJOINED).set(f"{offer.number}/offer", json.dumps(offer[1:]))
         engine = connect(who)
         opened.callback(engine.close)
         group = open_group(who, timeout)
@@ -180,7 +176,7 @@ def _judged(
     offer: Offer, who: Membership, working: Future[Any], timeout: timedelta, old: Engine | None
 ) -> str:
     """The verdict of all ranks on a newcomer; this one is ready once ``working`` has ended well."""
-    place, beat, reason = cache(_meeting_place), Stillness(), ""
+    place, beat, reason = cache(partial(own_store, REJOINED)), Stillness(), ""
 
     def own() -> str | None:  # called in a thread that may wait for the store
         nonlocal reason
@@ -209,7 +205,7 @@ def _judged(
         place().set(f"{offer.number}/over", "")
         if verdict != _GO:  # whoever still connects hears it by the pulse
             alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out").encoded()
-            _meeting_place(who.name).compare_set("alarm", "", alarm)
+            own_store(who.name).compare_set("alarm", "", alarm)
 
     of_all, what = _PLACE._replace(rank=who.rank, world=who.world), "a newcomer's attach"
     verdict = of_all.beside(str(offer.number)).agree(
@@ -301,7 +297,7 @@ _BOTH = "give both, here and on all ranks, as the optimizer's state is sent"
 
 def _live(number: int) -> None:
     """Shows that this newcomer lives, until its asking is over."""
-    store = _meeting_place()
+    store = own_store(REJOINED)
     while not store.check([f"{number}/over"]):
         store.add(f"{number}/beat", 1)
         time.sleep(PERIOD_S / 2)

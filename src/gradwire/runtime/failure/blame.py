@@ -101,7 +101,18 @@ def alarm_of(
     cut = tuple(other for other, how in reach.items() if how is Reach.CUT)
     near = tuple(sorted((rank, *(r for r, how in reach.items() if how is Reach.ANSWERS))))
     if cut and (store_lost or set(cut) & set(silent)):
-        return _of_cut(rank, world, step, cut, near, silent if not store_lost else ())
+        # No connection comes about with some ranks, which all else is owed to.
+        if len(cut) == world - 1 > 1:
+            text = f"rank {rank} of {world} is cut off: no connection reaches any other rank"
+            return Alarm((rank,), step, text, ExitCode.NETWORK)
+        lost = tuple(sorted({*cut, *(() if store_lost else silent)} - {*near}))
+        text = f"no connection reaches rank {listed(cut)} of {world}: its host or its link is down"
+        if len(cut) > 1:
+            text = (
+                f"the network is parted: ranks {listed(near)} of {world} reach each other, and no "
+                f"connection reaches ranks {listed(cut)}"
+            )
+        return Alarm(lost, step, text, ExitCode.NETWORK)
     if store_lost and (rank == 0 or reach.get(0) is Reach.ANSWERS):
         text = f"the job's store stopped answering, though rank 0 of {world} does"
         return Alarm((), step, text, ExitCode.UNAVAILABLE)
@@ -114,28 +125,6 @@ def alarm_of(
     if len(ends) == 1 and (end := ends.pop()) in (Reach.ENDED, Reach.MUTE):
         text += f": its process {end.value}"
     return Alarm(silent, step, text)
-
-
-def _of_cut(
-    rank: int,
-    world: int,
-    step: int,
-    cut: tuple[int, ...],
-    near: tuple[int, ...],
-    silent: tuple[int, ...],
-) -> Alarm:
-    """The alarm where no connection comes about with some ranks, which all else is owed to."""
-    if len(cut) == world - 1 > 1:
-        text = f"rank {rank} of {world} is cut off: no connection reaches any other rank"
-        return Alarm((rank,), step, text, ExitCode.NETWORK)
-    lost = tuple(sorted({*cut, *silent} - {*near}))
-    text = f"no connection reaches rank {listed(cut)} of {world}: its host or its link is down"
-    if len(cut) > 1:
-        text = (
-            f"the network is parted: ranks {listed(near)} of {world} reach each other, and no "
-            f"connection reaches ranks {listed(cut)}"
-        )
-    return Alarm(lost, step, text, ExitCode.NETWORK)
 
 
 def failure_of(alarm: Alarm, rank: int, how: str) -> RankFailed:

@@ -16,56 +16,17 @@ A digest is zlib's CRC-32. One core takes 10 GB/s, so the default of one step in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ...errors import ExitCode, RankFailed
 from ...kernels.crc import crc32
-from ...planning.default_fusion import NamedParam
 
 DEFAULT_CHECK_EVERY = 64
 _CHUNK_BYTES = 2**24
 _MIX, _NEXT = -0x61C8864680B583EB, -0x40A7B892E31B1A47  # odd words of 64 bits
-
-Equal = Callable[[Collection[str] | None], list[NamedParam]]
-"""Tensors, with names, that have the same bits on all ranks when a step of the parameters of these
-names begins; None stands for all parameters."""
-
-
-class Check:
-    """Compares what is ``equal`` on all ranks, in every ``every``-th step; None: in no step."""
-
-    def __init__(self, every: int | None, equal: Equal) -> None:
-        self.every, self._equal = every, equal
-        self._own: dict[str, int] = {}
-        self._turn = -1
-        self.trains = True
-        """Whether this rank steps its parameters; one whose data have ended does not."""
-
-    def look(self, turn: int, names: Collection[str] | None = None) -> None:
-        """Takes the digests, once, for step ``turn`` of these parameters, if it is compared.
-
-        Ranks may change their parameters between backward passes that accumulate. So this is called
-        when the first of them begins.
-        """
-        if self.every is not None and not (turn + 1) % self.every and self._turn != turn:
-            named = self._equal(names)
-            tensors = [tensor for _, tensor in named]
-            digests = digests_of(tensors) if self.trains else [0] * len(tensors)
-            self._own = dict(zip((name for name, _ in named), digests, strict=True))
-            self._turn = turn
-
-    def forget(self) -> None:
-        """Drops what was taken for a step that is not made, as others may not have begun it."""
-        self._turn = -1
-
-    def taken(self, turn: int) -> dict[str, int]:
-        """The digests that were taken for step ``turn``, once; empty where none were."""
-        taken = self._own if self._turn == turn else {}
-        self.forget()
-        return taken
 
 
 def digests_of(tensors: Sequence[Tensor]) -> list[int]:

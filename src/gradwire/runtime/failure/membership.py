@@ -22,10 +22,9 @@ from secrets import token_hex
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
 from ...errors import ExitCode, GradwireError, RankFailed, RanksDiffer
-from ..step.wire import Group, in_background, store_for
+from ..step.wire import Group, in_background, own_store
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
 """The time in which all ranks must have come to their first attach, where the user names none."""
@@ -129,7 +128,7 @@ class Membership(NamedTuple):
             wait([in_background(self._until_all_heard)], _LINGER_S)
 
     def _until_all_heard(self) -> None:
-        store = PrefixStore(f"gradwire/{self.name}", store_for(self.name).clone())
+        store = own_store(self.name)
         keys = [f"heard/{rank}" for rank in range(self.world)]
         store.set(keys[self.rank], "")
         until_s = time.monotonic() + _LINGER_S
@@ -147,8 +146,7 @@ class Membership(NamedTuple):
 
         Meanwhile ``watch`` is called from time to time, whether the store answers or not.
         """
-        name = f"gradwire/{self.name}"
-        asked = in_background(lambda: question(PrefixStore(name, store_for(self.name).clone())))
+        asked = in_background(lambda: question(own_store(self.name)))
         deadline_s = time.monotonic() + (timeout + STORE_PATIENCE).total_seconds()
         try:
             while watch is not None and time.monotonic() < deadline_s - _LOOK_S:

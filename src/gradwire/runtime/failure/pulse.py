@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ...errors import ExitCode
-from ..step.wire import in_background, store_for
+from ..step.wire import in_background, own_store
 from .roll_call import RollCall
 
 _LEFT = "left"
@@ -56,7 +56,7 @@ def leave(store: Any, world: int) -> None:
 
 def leave_later(name: str, world: int) -> None:
     """Leaves the store under a name, on a thread that nobody waits for."""
-    in_background(lambda: leave(PrefixStore(f"gradwire/{name}", store_for(name).clone()), world))
+    in_background(lambda: leave(own_store(name), world))
 
 
 def give_memory_back() -> None:
@@ -210,7 +210,7 @@ class Pulse:
         self._beat = 0
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()
-        self._lost = self._announced = False
+        self.store_is_lost = self._announced = False
         self._answered_s, self._broke_s = time.monotonic(), math.inf
         self._watching = 0  # callers that wait for others' signs
         self._outgoing: Alarm | None = None
@@ -246,11 +246,6 @@ class Pulse:
         if self._sent.wait(LINGER_S - PERIOD_S):
             time.sleep(LINGER_S)
         return self._first or alarm
-
-    @property
-    def store_is_lost(self) -> bool:
-        """Whether the connection to the store is broken, so that it cannot answer any more."""
-        return self._lost
 
     @property
     def mute_s(self) -> float:
@@ -293,8 +288,8 @@ class Pulse:
     def _is_read_anew(self) -> bool:
         """Whether signs are read within ``PATIENCE_S`` from now; to be called with ``_news``."""
         reads = self._num_reads
-        self._news.wait_for(lambda: self._lost or self._num_reads > reads, PATIENCE_S)
-        return not self._lost and self._num_reads > reads
+        self._news.wait_for(lambda: self.store_is_lost or self._num_reads > reads, PATIENCE_S)
+        return not self.store_is_lost and self._num_reads > reads
 
     def signs(self) -> list[Sign]:
         """Every rank's sign, read anew; empty if the store does not answer."""
@@ -328,7 +323,7 @@ class Pulse:
                     quick, wait_s = quick - 1, _QUICK_S
                 self._wake.wait(wait_s)
                 self._wake.clear()
-            if self._store is not None and not self._lost:
+            if self._store is not None and not self.store_is_lost:
                 with contextlib.suppress(dist.DistError):  # its host may have ended already
                     leave(self._store, self._world)
         except BaseException as error:
@@ -343,35 +338,26 @@ class Pulse:
         """One round with the store; returns whether it still answers."""
         try:
             if self._store is None:
-                self._store = self._connected()
+                self._store = own_store(self._name)
+                self._store.set_timeout(timedelta(seconds=STORE_PATIENCE_S))
             self._turn()
             self._answered_s = time.monotonic()
         except dist.DistError:
             self._broke_s = time.monotonic()
             with self._news:
-                self._lost = True
+                self.store_is_lost = True
                 self._news.notify_all()
         if self._outgoing is None and not self._announced:
-            self._announce()
-        return not self._lost
-
-    def _announce(self) -> None:
-        """Tells the engine of another rank's alarm, or that the store is lost."""
-        if self._first is not None:
-            # Only now, as the process that hears it may be the store's host and end: by then all
-            # have read the alarm.
-            self._stop.wait(LINGER_S)
-            self._announced = True
-            self._on_alarm(self._first)
-        # A job that is over ends rank by rank; only who is still waiting afterwards has lost it.
-        elif self._lost and not self._stop.wait(PATIENCE_S):
-            self._on_lost()
-
-    def _connected(self) -> Any:
-        # A clone has a connection of its own: a blocked call elsewhere does not stop the pulse.
-        store = PrefixStore(f"gradwire/{self._name}", store_for(self._name).clone())
-        store.set_timeout(timedelta(seconds=STORE_PATIENCE_S))
-        return store
+            if self._first is not None:
+                # Only now, as the process that hears it may be the store's host and end: by then
+                # all have read the alarm.
+                self._stop.wait(LINGER_S)
+                self._announced = True
+                self._on_alarm(self._first)
+            # A job that is over ends rank by rank; only who still waits afterwards has lost it.
+            elif self.store_is_lost and not self._stop.wait(PATIENCE_S):
+                self._on_lost()
+        return not self.store_is_lost
 
     def _turn(self) -> None:
         """Writes this rank's sign and alarm to the store, and reads alarms and others' signs."""

@@ -144,25 +144,21 @@ class RollCall:
 
     def _answer(self, visitor: socket.socket) -> None:
         """Serves one visitor, who has ``_SERVE_S`` in all."""
-        end_s, said = time.monotonic() + _SERVE_S, b""
+        end_s, said, known = time.monotonic() + _SERVE_S, b"", f"{self._token}\n".encode()
         try:
             with visitor, contextlib.suppress(OSError, ValueError):
                 while said.count(b"\n") < 2 and len(said) < _MOST_BYTES:
                     visitor.settimeout(max(1e-3, end_s - time.monotonic()))
                     part = visitor.recv(_MOST_BYTES)
                     said += part
-                    if not part or not self._may_be_known(said):
+                    is_known = said.startswith(known) or known.startswith(said)
+                    if not part or not is_known:  # as far as it has come
                         return
                 visitor.sendall(f"here {self._alarm()}\n".encode())
         finally:
             self._places.release()
         if said.count(b"\n") >= 2 and (line := said.splitlines()[1].strip()):
             self._heard(line)
-
-    def _may_be_known(self, said: bytes) -> bool:
-        """Whether these bytes begin with this rank's token, as far as they have come."""
-        known = f"{self._token}\n".encode()
-        return said.startswith(known) or known.startswith(said)
 
     async def _knock_everywhere(self, alarm: str) -> dict[int, tuple[Reach, bytes]]:
         answers = await asyncio.gather(*(_knock(*door, alarm) for door in self._doors.values()))

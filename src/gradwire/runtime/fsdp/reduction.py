@@ -22,7 +22,7 @@ from ...contract.spec import TensorSpec, working_dtype
 from ...contract.state import leaves
 from ...contract.tensorwise import tensorwise
 from ...contract.travel import sent_bytes
-from ...contract.verbs import Compute, Steps
+from ...contract.verbs import Compute, Steps, Verb, carried_out
 from ...errors import InvalidSetting, invalid
 from ..failure.forks import watch
 from ..failure.membership import Membership, run_of
@@ -187,24 +187,16 @@ class ShardReduction:
             )
         with as_on_a_lane():
             for part in comm.parts:
-                self._carry_out(part.text(given_N, out_C))
+                carried_out(part.text(given_N, out_C), self._carry)
             if op == dist.ReduceOp.SUM:
                 out_C.mul_(self._who.world)
 
-    def _carry_out(self, text: Steps[None]) -> None:
-        value: Any = None
-        while True:
-            try:
-                asked = text.send(value)
-            except StopIteration:
-                return
-            verbs = asked if isinstance(asked, tuple) else (asked,)
-            network: list[Any] = [verb for verb in verbs if not isinstance(verb, Compute)]
-            carry_out(network, self._channels * len(network))
-            world = self._who.world
-            self._wire_bytes += sum(sent_bytes(verb, self._who.rank, world) for verb in network)
-            found = [verb.fn() if isinstance(verb, Compute) else None for verb in verbs]
-            value = found if isinstance(asked, tuple) else found[0]
+    def _carry(self, verbs: tuple[Verb, ...]) -> list[Any]:
+        network = [verb for verb in verbs if not isinstance(verb, Compute)]
+        carry_out(network, self._channels * len(network))
+        world = self._who.world
+        self._wire_bytes += sum(sent_bytes(verb, self._who.rank, world) for verb in network)
+        return [verb.fn() if isinstance(verb, Compute) else None for verb in verbs]
 
     def stats(self) -> dict[str, Any]:
         """Figures of this rank.

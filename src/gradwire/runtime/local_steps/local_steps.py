@@ -35,16 +35,18 @@ from ...contract import Compressor, Exchange
 from ...errors import invalid
 from ...planning.default_fusion import NamedParam
 from ..attach import Attachment, grid_of
-from ..failure.integrity import DEFAULT_CHECK_EVERY, Check
+from ..failure.integrity import DEFAULT_CHECK_EVERY
 from ..failure.membership import Membership
 from ..handle import Handle
 from ..setup.pairs import LOCAL
-from ..setup.refusals import Strangers, quietened, sole_ddp
+from ..setup.refusals import quietened, sole_ddp
 from ..setup.settings import FailurePolicy, Options, Settings, or_defaults, takes_options
 from ..step.fused import fused_messages
 from ..step.hooked import untraced
+from ..step.hooks import Strangers
 from ..step.messages import Message, refuse_complex
 from ..step.progress import Progress
+from ..step.synchroniser import Check
 from ..step.wire import Group
 from .outer import DILOCO, MakeOuter, Outer
 
@@ -85,23 +87,14 @@ class Rhythm:
 class LocalSteps(Handle):
     """The handle that ``gw.local_steps`` returns. Other methods are those of ``Handle``."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        exchange: Exchange,
-        progress: Progress,
-        undo: ExitStack,
-        *,
-        outer: Outer,
-        rhythm: Rhythm,
-        fragments: list[list[str]],
-        strangers: Strangers,
-    ) -> None:
-        super().__init__(model, exchange, progress, None, None, undo)
-        progress.num_fragments = len(fragments)
-        self._outer, self._rhythm, self._fragments = outer, rhythm, fragments
-        self._strangers = strangers
-        self._algorithm = f"local steps with outer {outer.settings[0]} through {exchange!r}"
+    def __init__(self, way: _Locally, progress: Progress, undo: ExitStack) -> None:
+        exchange, self._outer, rhythm = way.settings.exchange, way.outer, way.rhythm
+        super().__init__(way.model, exchange, progress, None, None, undo)
+        progress.num_fragments = len(way.fragments)
+        self._rhythm, self._fragments = rhythm, way.fragments
+        self._strangers = Strangers(way.model, way.params, progress.give_up)
+        undo.callback(self._strangers.remove)
+        self._algorithm = f"local steps with outer {way.outer.settings[0]} through {exchange!r}"
         self._local_step = self._counted_from = 0
         self._position = 0
         """Local steps since the period began, below ``every``."""
@@ -348,21 +341,6 @@ class _Locally(Attachment):
         refuse_complex(
             params, "under local_steps", "call gw.attach, or keep real and imaginary parts"
         )
-        self._check_optimizer(params)
-        every, fragments, delay, mixing = self._asked.values()
-        if mixing is None:
-            mixing = 0.5 if delay else 0.0
-        self._rhythm = Rhythm(every, fragments, delay, mixing)
-        self._outer = Outer(params, self._make)
-        self._fragments = cut_into(params, fragments)
-        return {
-            **self._asked,
-            "mixing": mixing,
-            "outer": self._outer.settings,
-            "optimizer": type(self._optimizer).__name__,
-        }
-
-    def _check_optimizer(self, params: Sequence[NamedParam]) -> None:
         if not hasattr(self._optimizer, "_optimizer_step_post_hooks"):
             remedy = "pass the one that your loop steps, without wrappers"
             kind = type(self._optimizer).__name__
@@ -373,39 +351,40 @@ class _Locally(Attachment):
             given = f"one with {len(strange)} parameters that the model lacks"
             accepted = "one whose parameters are all the model's, as the others would drift apart"
             raise invalid("optimizer", given, accepted, "pass a model that holds all of them")
+        every, fragments, delay, mixing = self._asked.values()
+        if mixing is None:
+            mixing = 0.5 if delay else 0.0
+        self.rhythm = Rhythm(every, fragments, delay, mixing)
+        self.outer = Outer(params, self._make)
+        self.fragments = cut_into(params, fragments)
+        return {
+            **self._asked,
+            "mixing": mixing,
+            "outer": self.outer.settings,
+            "optimizer": type(self._optimizer).__name__,
+        }
 
     def messages(self, who: Membership) -> list[Message]:
         exchange = self.settings.exchange
         made: list[Message] = []
-        for names in self._fragments:
-            anchors: list[NamedParam] = [(name, self._outer.anchors[name]) for name in names]
+        for names in self.fragments:
+            anchors: list[NamedParam] = [(name, self.outer.anchors[name]) for name in names]
             first = len(made)
             made += fused_messages(self.model, anchors, self.settings, exchange, who, first=first)
         return made
 
     def check(self) -> Check:
         """Every so many exchanges, about as many steps apart as under ``attach``."""
-        return Check(max(1, DEFAULT_CHECK_EVERY // self._rhythm.every), self._outer.shared)
+        return Check(max(1, DEFAULT_CHECK_EVERY // self.rhythm.every), self.outer.shared)
 
     @property
     def optimizer(self) -> Optimizer:
-        return self._outer.optimizer
+        return self.outer.optimizer
 
     def hook(self, progress: Progress, undo: ExitStack) -> Handle:
         undo.enter_context(self._quiet.pop_all())
-        self._outer.restart()
-        strangers = Strangers(self.model, self.params, progress.give_up)
-        undo.callback(strangers.remove)
-        handle = LocalSteps(
-            self.model,
-            self.settings.exchange,
-            progress,
-            undo,
-            outer=self._outer,
-            rhythm=self._rhythm,
-            fragments=self._fragments,
-            strangers=strangers,
-        )
+        self.outer.restart()
+        handle = LocalSteps(self, progress, undo)
         handle.enter_model()
         hook = self._optimizer.register_step_post_hook(untraced(lambda *_: handle.count_step()))
         undo.callback(hook.remove)

@@ -8,7 +8,7 @@ and outer optimizer are the same on all ranks, bit for bit, as they depend on me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -193,9 +193,6 @@ def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 )
     merged: dict[str, Any] = deepcopy(first)
     for name, param in merged["parameters"].items():
-        param.copy_(_mean(old["outer"]["parameters"][name] for old in olds))
+        each = (old["outer"]["parameters"][name] for old in olds)
+        param.copy_(torch.stack([tensor.detach().double().cpu() for tensor in each]).mean(0))
     return merged
-
-
-def _mean(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.stack([tensor.detach().double().cpu() for tensor in tensors]).mean(0)

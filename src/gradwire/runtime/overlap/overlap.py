@@ -131,7 +131,8 @@ class Overlap:
         self._names = {param: name for name, param in params}
         self._optimizer, self._progress = optimizer, progress
         self._lock = threading.RLock()  # autograd has one thread a device
-        self._is_open = False
+        self.is_open = False
+        """Whether means or updates of the last backward pass may be pending."""
         self._grads: dict[str, Tensor] = {}
         self._asked: StepRequest | None = None
         self._due: dict[str, int] = {}  # what step() asked for and is not made: name, version
@@ -160,7 +161,9 @@ class Overlap:
 
         def enter(module: nn.Module, args: Any) -> None:
             if module is model:  # and not a copy of it
-                self._enter_root()
+                self._in_forward = torch.is_grad_enabled()
+                if self._due and not self._in_forward:
+                    self._settle_for_evaluation()
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             if module is model:
@@ -183,11 +186,6 @@ class Overlap:
 
     # Backward.
 
-    @property
-    def is_open(self) -> bool:
-        """Whether means or updates of the last backward pass may be pending."""
-        return self._is_open
-
     def take(self, name: str) -> None:
         """Settles the last backward pass, as a gradient of the next one is there: that of ``name``.
 
@@ -204,7 +202,7 @@ class Overlap:
             )
 
     def _begin_backward(self) -> None:
-        if self._is_open:
+        if self.is_open:
             with self._lock:
                 late = set(self._due)
                 self.settle(None)
@@ -213,12 +211,20 @@ class Overlap:
 
     def defer(self, grads: Mapping[str, Tensor | None]) -> None:
         """Makes ``grads``, by name (None: took no part), pending at the end of backward."""
-        assert not self._is_open, "no gradient was taken"
+        assert not self.is_open, "no gradient was taken"
         if self._gates.is_learning:
-            self._close_lesson()
+            self._gates.close_lesson()
+            if self._gates.ungated:
+                _log.warning(
+                    "optimizer.step() waits for the gradients of %d parameters (%s, ...): in the "
+                    "first step neither the module that owns them nor any around it was called, so "
+                    "nothing tells when they will be used; call the module to overlap them too",
+                    len(self._gates.ungated),
+                    self._gates.ungated[0],
+                )
         self._late.clear()
         self._asked, self._due = None, {}
-        self._is_open = True
+        self.is_open = True
         reason = self._stepper.refusal() or self._odd or unfit(grads)
         if reason is not None:
             self.settle(reason)
@@ -227,17 +233,6 @@ class Overlap:
         self._grads = {name: grad for name, grad in grads.items() if grad is not None}
         for name, grad in self._grads.items():
             self._params[name].grad = pending(grad, self._pass)
-
-    def _close_lesson(self) -> None:
-        self._gates.close_lesson()
-        if self._gates.ungated:
-            _log.warning(
-                "optimizer.step() waits for the gradients of %d parameters (%s, ...): in the first "
-                "step neither the module that owns them nor any around it was called, so nothing "
-                "tells when they will be used; call the module to overlap them too",
-                len(self._gates.ungated),
-                self._gates.ungated[0],
-            )
 
     def _new_pass(self) -> PendingPass:
         # Python's garbage collector does not see what a gradient refers to.
@@ -286,7 +281,7 @@ class Overlap:
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         """The function in the place of ``optimizer.step`` while the model is attached."""
         with self._lock:
-            if not self._is_open:
+            if not self.is_open:
                 return self._whole_step(*args, **kwargs)
             reason = self._why_whole(args, kwargs)
             if reason is not None:
@@ -318,7 +313,11 @@ class Overlap:
             if name and stands_for(grad, self._grads[name]):
                 due[name] = param._version
             elif isinstance(grad, PendingGrad):
-                self._settle_elsewhere(grad)
+                # The optimizer steps with it, and this overlap does not wait for it.
+                reason = "the optimizer has pending gradients of another model or parameter"
+                self.settle(reason)
+                if not grad.of_pass.is_over:
+                    grad.of_pass.settle(reason)
                 param.grad = grad.plain
                 self._whole_step()
                 return
@@ -332,13 +331,6 @@ class Overlap:
         if plain:
             self._stepper.apply(asked, plain)
         self._bring(self._gates.ungated)
-
-    def _settle_elsewhere(self, grad: PendingGrad) -> None:
-        """Settles a gradient that the optimizer steps with and this overlap does not wait for."""
-        reason = "the optimizer has pending gradients of another model or parameter"
-        self.settle(reason)
-        if not grad.of_pass.is_over:
-            grad.of_pass.settle(reason)
 
     def _make(self, names: Sequence[str]) -> None:
         """Makes the step for parameters whose means have arrived."""
@@ -394,11 +386,6 @@ class Overlap:
                 found.append(name)
         return found
 
-    def _enter_root(self) -> None:
-        self._in_forward = torch.is_grad_enabled()
-        if self._due and not self._in_forward:
-            self._settle_for_evaluation()
-
     def _settle_for_evaluation(self) -> None:
         """Makes all updates, as without gradients modules may not be called by the forward pass."""
         self.settle("a forward pass without gradients needs all updates", level=logging.INFO)
@@ -413,15 +400,18 @@ class Overlap:
         nothing is pending.
         """
         with self._lock:
-            if not self._is_open:
+            if not self.is_open:
                 return
             if reason is not None:
                 self._count(reason, level)
             self._progress.finish()
             if self._due:
                 self._make(list(self._due))
-            self._show_plain()
-            self._is_open = False
+            for name, grad in self._grads.items():  # plain ones for pending ones still there
+                if stands_for(self._params[name].grad, grad):
+                    self._params[name].grad = grad
+            self._pass.is_over, self._grads = True, {}
+            self.is_open = False
 
     def _count(self, reason: str, level: int) -> None:
         self.fallbacks[reason] += 1
@@ -433,14 +423,6 @@ class Overlap:
                 "not need it)",
                 reason,
             )
-
-    def _show_plain(self) -> None:
-        """Puts plain gradients in the place of the pending ones that are still there."""
-        for name, grad in self._grads.items():
-            if stands_for(self._params[name].grad, grad):
-                self._params[name].grad = grad
-        self._pass.is_over = True
-        self._grads = {}
 
     def _show_parameters(self, names: Iterable[str]) -> None:
         for name in names:

@@ -176,9 +176,10 @@ def _who_looks(func: Any) -> str:
     """
     name = _name_of(func)
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_inside(frame.f_code.co_filename):
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
         inner = frame.f_code.co_name
-        if frame.f_code.co_filename.startswith(_TORCH) and not _is_wrapper(inner):
+        is_wrapper = inner.startswith(("_", "<")) or "wrap" in inner or inner in _PLUMBING
+        if frame.f_code.co_filename.startswith(_TORCH) and not is_wrapper:
             name = inner
         frame = frame.f_back
     where = "" if frame is None else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
@@ -196,14 +197,6 @@ def _name_of(func: Any) -> str:
 _PLUMBING = ("handle_torch_function", "decorate_context", "inner")
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parents[1])
-
-
-def _is_inside(path: str) -> bool:
-    return path.startswith((_TORCH, _HERE))
-
-
-def _is_wrapper(name: str) -> bool:
-    return name.startswith(("_", "<")) or "wrap" in name or name in _PLUMBING
 
 
 _PROPERTIES = (

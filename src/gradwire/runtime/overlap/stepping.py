@@ -164,11 +164,14 @@ def replace_step(
     before = optimizer.step
     had_own = "step" in vars(optimizer)
     is_active = True
-    serve = untraced(serve)  # so that the user may compile the step
+
+    @untraced  # the user may compile the step
+    def served(*args: Any, **kwargs: Any) -> Any:
+        return serve(*args, **kwargs)
 
     @functools.wraps(getattr(before, "__func__", before))
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        return serve(*args, **kwargs) if is_active else before(*args, **kwargs)
+        return served(*args, **kwargs) if is_active else before(*args, **kwargs)
 
     def put_back() -> None:
         nonlocal is_active

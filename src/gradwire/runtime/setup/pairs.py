@@ -98,13 +98,7 @@ def _ranks_per_host(facts: Facts) -> str:
 
 def _num_shards(facts: Facts) -> int | None:
     given = facts.settings.options.shards
-    number = 1 if given is None else given.size()
-    return number if number > 1 else None
-
-
-def _chooses(facts: Facts) -> Any:
-    exchange = facts.settings.exchange
-    return exchange if chooser_of(exchange) is not None else None
+    return given.size() if given is not None and given.size() > 1 else None
 
 
 DTENSORS, HALF = "DTensors (fully_shard)", "scaler, float16 parameters"
@@ -115,7 +109,7 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
     "a plan with overlap": _overlaps,
     "auto": lambda facts: facts.settings.pilot,
     "momentum correction": _no_gradients,
-    ADAPTS: _chooses,
+    ADAPTS: lambda facts: chooser_of(facts.settings.exchange) and facts.settings.exchange,
     LOCAL: lambda facts: facts.way == LOCAL,
     REDUCE_SCATTER: lambda facts: facts.way == REDUCE_SCATTER,
     "DDP": lambda facts: isinstance(facts.model, DistributedDataParallel),

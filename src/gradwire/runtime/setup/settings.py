@@ -203,39 +203,23 @@ class Settings:
         return DEFAULT_CHANNELS if given is None else given
 
 
-def _is_cap(given: Any) -> bool:
-    return given is None or (isinstance(given, int | float) and 0 < given < math.inf)
+def _is(kind: Any, fits: Callable[[Any], bool] = lambda given: True) -> Callable[[Any], bool]:
+    return lambda given: isinstance(given, kind) and (given is None or fits(given))
 
 
-def _is_number(given: Any) -> bool:
-    return given is None or (isinstance(given, int) and given >= 1)
-
-
-def _is(kind: type) -> Callable[[Any], bool]:
-    return lambda given: given is None or isinstance(given, kind)
-
-
-def _counts(given: Any) -> bool:
-    return isinstance(given, int) and given >= 0
-
-
-def _is_switch(given: Any) -> bool:
-    return isinstance(given, bool)
-
-
-def _lasts(given: Any) -> bool:
-    return isinstance(given, timedelta) and given > timedelta(0)
-
-
+_CAP = _is(int | float | None, lambda given: 0 < given < math.inf)
+_SOME = _is(int | None, lambda given: given >= 1)
+_COUNT = _is(int, lambda given: given >= 0)
+_LASTS = _is(timedelta, lambda given: given > timedelta(0))
 _LOAD = "read a file with gw.Cluster.load"
 _SHRINK = "write 'shrink' to continue without lost ranks"
 _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
-    "bucket_cap_mb": (_is_cap, "a positive number or None", "leave it out"),
-    "num_channels": (_is_number, "an integer of at least 1", "write 4"),
-    "trace_steps": (_counts, "an integer of at least 0", "write 4"),
-    "optimizer": (_is(Optimizer), "a torch.optim.Optimizer or None", "pass yours"),
-    "scaler": (_is(GradScaler), "a torch.amp.GradScaler or None", "pass the loss's scaler"),
-    "checksums": (_is_switch, "True or False", "leave it out"),
+    "bucket_cap_mb": (_CAP, "a positive number or None", "leave it out"),
+    "num_channels": (_SOME, "an integer of at least 1", "write 4"),
+    "trace_steps": (_COUNT, "an integer of at least 0", "write 4"),
+    "optimizer": (_is(Optimizer | None), "a torch.optim.Optimizer or None", "pass yours"),
+    "scaler": (_is(GradScaler | None), "a torch.amp.GradScaler or None", "pass the loss's scaler"),
+    "checksums": (_is(bool), "True or False", "leave it out"),
     "on_failure": (("end", "shrink").__contains__, "'end' or 'shrink'", _SHRINK),
     "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
     "cluster": (
@@ -243,7 +227,7 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
         *("a gw.Cluster whose all-reduce takes longer for more bytes, or None", _LOAD),
     ),
     "compress_if": (callable, "a function of name and parameter", "leave it out"),
-    "timeout": (_lasts, "a positive timedelta", "write timedelta(minutes=5)"),
+    "timeout": (_LASTS, "a positive timedelta", "write timedelta(minutes=5)"),
 }
 """The values that each setting may have, and the remedy where it has another one."""
 _WHOLE_OR_NONE = {"guard_every": "leave it out", "check_every": "write None for no checks"}

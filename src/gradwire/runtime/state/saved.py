@@ -17,14 +17,8 @@ Fields = Mapping[str, Tensor]
 """The tensors of one parameter's or message's state, by their path in it."""
 
 _REMEDY = "pass what handle.state_dict() returned"
-_LEAST = {
-    "world_size": 1,
-    "ranks_per_host": 1,
-    "saved_by": 1,
-    "saved_per_host": 1,
-    "rank": 0,
-    "step": 0,
-}
+_COUNTS = ("world_size", "ranks_per_host", "saved_by", "saved_per_host")
+_LEAST = dict.fromkeys(_COUNTS, 1) | {"rank": 0, "step": 0}
 """The numbers of a state_dict by name, each with the least value that is accepted."""
 _MOST = 2**63 - 1
 _TEXTS = ("algorithm", "shard", "share", "run")

@@ -24,8 +24,7 @@ from ...contract import Member, Selection, State
 from ...contract.bounds import check_whole
 from ...contract.scratch import passing_bytes
 from ...contract.state import leaves
-from ...contract.trace.density import StepDensity
-from ...contract.trace.span import Span, Trace
+from ...contract.trace.span import Span, StepDensity, Trace
 from ...errors import InvalidSetting, invalid
 from ...exchange.error_feedback import residuals
 from ..device.streams import Staging

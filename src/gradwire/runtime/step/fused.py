@@ -40,8 +40,8 @@ def fused_messages(
     Embeddings' tables take it in every step where it names a collective, else in steps in which
     sending their rows would take longer.
     """
-    kinds = _Kinds(model, settings, exchange)
-    num_hosts = who.world // settings.ranks_per_host
+    kinds, (_, rank, world) = _Kinds(model, settings, exchange), who
+    num_hosts = world // settings.ranks_per_host
 
     @cache
     def cap_bytes(this_kind: object) -> int:
@@ -61,15 +61,23 @@ def fused_messages(
             way = named if named is not None and named.carries_rows else None
             from .row_message import RowMessage  # an embedding with sparse=True
 
-            made.append(RowMessage(index, name, param, who.rank, who.world, collective=way))
+            made.append(RowMessage(index, name, param, rank, world, collective=way))
         else:
             carrier = kinds.exchange_of(name, param)
             if settings.ranks_per_host > 1:
                 from ...exchange.two_level import on_hosts
 
                 carrier = on_hosts(carrier, settings.ranks_per_host)
-            carried = num_flags if members is fused[-1] else 0
-            made.append(_message(index, members, carrier, who, turn, carried))
+            is_light = _is_light(carrier, world)
+            # A gradient that travels alone would be copied for the flags.
+            has_flags = is_light and world > 1 and len(members) > 1 and members is fused[-1]
+            flags = num_flags if has_flags else 0
+            # Elsewhere the copy to the host would hold up whoever launches the kernels of backward.
+            is_here = all(param.device.type == "cpu" for _, param in members)
+            lanes = dict.fromkeys(dict(members), INLINE) if is_light and is_here else {}
+            ranges = [ParamRange.whole(*member) for member in members]
+            own = index, ranges, carrier, rank, world
+            made.append(Message(*own, lanes=lanes, turn=turn, num_flags=flags))
     return made
 
 
@@ -103,26 +111,6 @@ class _Kinds:
         """A parameter's kind."""
         own = self._width_of.get(id(param)), self.asked_for(name, param) != self._dense
         return name if self.is_sparse(param) else own
-
-
-def _message(
-    index: int,
-    members: list[NamedParam],
-    exchange: Exchange,
-    who: Membership,
-    turn: int,
-    num_flags: int,
-) -> Message:
-    ranges = [ParamRange.whole(*member) for member in members]
-    # Elsewhere the copy to the host would hold up whoever launches the kernels of backward.
-    is_here = all(param.device.type == "cpu" for _, param in members)
-    is_light = _is_light(exchange, who.world)
-    if len(members) == 1 or who.world == 1 or not is_light:
-        num_flags = 0  # a gradient that travels alone would be copied for them
-    lanes = dict.fromkeys(dict(members), INLINE) if is_light and is_here else {}
-    return Message(
-        index, ranges, exchange, who.rank, who.world, lanes=lanes, turn=turn, num_flags=num_flags
-    )
 
 
 def _is_light(exchange: Exchange, world: int) -> bool:

@@ -24,19 +24,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def untraced(function: _Function) -> _Function:
     """The same function, which runs as it stands where a compiled function calls it.
 
-    It is what ``torch.compiler.disable`` makes of it, but dynamo (2 to 8 s) is not imported.
+    Dynamo's own ``skip`` marks a function so too, but its import takes 2 to 8 s.
     """
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    made: Any = run
-    if not _is_skipped(made.__code__):
+    marked: Any = getattr(function, "__func__", function)  # a bound method's function
+    if not _is_skipped(marked.__code__):
         disabled: _Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         return disabled
-    made._torchdynamo_disable, made._torchdynamo_orig_callable = True, function
-    return made  # type: ignore[no-any-return]
+    marked._torchdynamo_disable = True
+    return function
 
 
 @functools.cache
@@ -87,14 +82,6 @@ class Lent:
     def remove(self) -> None:
         """Takes it back; what the module's class has under the name shows again."""
         vars(self._module).pop(self._name, None)
-
-
-class InPlaceOf(Lent):
-    """A function in the place of a module's method ``name``; it is called with the method."""
-
-    def __init__(self, module: nn.Module, name: str, function: Callable[..., Any]) -> None:
-        method = getattr(module, name)
-        super().__init__(module, name, lambda: function(method))
 
 
 class _StateWithoutHooks:

@@ -12,7 +12,7 @@ from ...errors import InvalidSetting
 from ...exchange.pair import Pair
 from ...exchange.two_level import on_hosts
 from ...planning.check import check
-from ...planning.data.plan import Plan, PlannedMessage
+from ...planning.data.plan import Plan
 from ...planning.data.profile import Layer, Profile, ProfiledTensor
 from ...planning.default_fusion import NamedParam
 from ...planning.exchanges import exchanges_of, sound_exchanges
@@ -49,18 +49,14 @@ def messages_of(
                 home_of((r.param for r in ranges), host_only=carrier.declared.host_only) != HOST
             )
             # On hosts of several ranks a host's sum is encoded, and no gradient before it.
-            lanes = _lanes(message, is_away) if ranks_per_host == 1 else {}
+            early = dict.fromkeys(message.early, OFFLOAD if is_away else COMPUTE)
+            at_once = dict.fromkeys(message.inline, INLINE) | early
+            lanes = at_once if ranks_per_host == 1 else {}
             whole = Message(
                 index, ranges, carrier, rank, world, turn=turn, after=after, lanes=lanes
             )
             made.append(whole)
     return made
-
-
-def _lanes(one: PlannedMessage, is_away: bool) -> dict[str, str]:
-    """The lanes of what is not encoded at the launch of a message, which may be on a device."""
-    early = dict.fromkeys(one.early, OFFLOAD if is_away else COMPUTE)
-    return dict.fromkeys(one.inline, INLINE) | early
 
 
 def _rows_way(exchange: Exchange) -> Collective | None:

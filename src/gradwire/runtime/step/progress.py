@@ -44,9 +44,8 @@ class Progress:
         recorder: Recorder,
         params: Sequence[NamedParam],
         scaler: GradScaler | None = None,
-        guard: Guard | None = None,
     ) -> None:
-        self.guard = guard
+        self.guard: Guard | None = None
         self.healing: Healing | None = None
         self.newcomer: Newcomer | None = None
         """This rank's way into the run; None if it was there from the start."""
@@ -67,6 +66,12 @@ class Progress:
         self._num_backward = 0
         self._forward_end_s = 0.0
         self._warned = False
+
+    def compare(self, every: int) -> None:
+        """Has means compared with dense ones every so many steps, unless they already are."""
+        from ..failure.guard import Guard
+
+        self.guard = self.guard or Guard(every)
 
     def ending(self, end: Callable[[], None]) -> Callable[[], None]:
         """The callback ``end`` of a backward pass, which is over once that has returned or raised.
@@ -202,25 +207,17 @@ class Progress:
         self.step += 1
         self._num_backward = max(self._num_backward, self.step)
         if (looks or (logs and self.step >= _FIRST_LOOK)) and not self._warned:
-            self._warn_of_outgrown()
+            for name, factor in (found := outgrown(self._in_step))[:1]:
+                self._warned = True
+                _log.warning(
+                    "after %d steps the residual of %s has %.0f times the norm of its gradient "
+                    "(%d tensors are like it): what is kept does not get through, and training may "
+                    "stand still; take a smaller block, more bits or a higher density, or exclude "
+                    "the tensor by compress_if",
+                    *(self.step, name, factor, len(found)),
+                )
         if logs and self.log is not None and not self.log.write(self.step, self._in_step):
             self.log = None
-
-    def _warn_of_outgrown(self) -> None:
-        found = outgrown(self._in_step)
-        if found:
-            self._warned = True
-            name, factor = found[0]
-            _log.warning(
-                "after %d steps the residual of %s has %.0f times the norm of its gradient (%d "
-                "tensors are like it): what is kept does not get through, and training may stand "
-                "still; take a smaller block, more bits or a higher density, or exclude the "
-                "tensor by compress_if",
-                self.step,
-                name,
-                factor,
-                len(found),
-            )
 
     def wait(self, names: Sequence[str]) -> None:
         """Blocks until the means of ``names`` are there; raises ``RankFailed``."""

@@ -34,9 +34,10 @@ from torch import Tensor
 from ...contract.state import leaves
 from ...contract.verbs import Compute, Steps
 from ...exchange.error_feedback import residuals
+from ...planning.default_fusion import NamedParam
 from ..device.devices import HOST
 from ..device.streams import Copying, Offload, SideStream, StepMarks, Streams
-from ..failure.integrity import Check, refuse_other_bits
+from ..failure.integrity import digests_of, refuse_other_bits
 from .engine import INLINE, OFFLOAD, Engine, rows_of_all
 from .figures import norm_over_all
 from .messages import Grads, Message
@@ -46,6 +47,45 @@ from .wire import as_on_a_lane
 NORM_EVERY = 64
 """Steps between two norms that ranks report, but for the first ones."""
 _FIGURES = "<dqqq"
+
+
+Equal = Callable[[Collection[str] | None], list[NamedParam]]
+"""Tensors, with names, that have the same bits on all ranks when a step of the parameters of these
+names begins; None stands for all parameters."""
+
+
+class Check:
+    """Compares what is ``equal`` on all ranks, in every ``every``-th step; None: in no step."""
+
+    def __init__(self, every: int | None, equal: Equal) -> None:
+        self.every, self._equal = every, equal
+        self._own: dict[str, int] = {}
+        self._turn = -1
+        self.trains = True
+        """Whether this rank steps its parameters; one whose data have ended does not."""
+
+    def look(self, turn: int, names: Collection[str] | None = None) -> None:
+        """Takes the digests, once, for step ``turn`` of these parameters, if it is compared.
+
+        Ranks may change their parameters between backward passes that accumulate. So this is called
+        when the first of them begins.
+        """
+        if self.every is not None and not (turn + 1) % self.every and self._turn != turn:
+            named = self._equal(names)
+            tensors = [tensor for _, tensor in named]
+            digests = digests_of(tensors) if self.trains else [0] * len(tensors)
+            self._own = dict(zip((name for name, _ in named), digests, strict=True))
+            self._turn = turn
+
+    def forget(self) -> None:
+        """Drops what was taken for a step that is not made, as others may not have begun it."""
+        self._turn = -1
+
+    def taken(self, turn: int) -> dict[str, int]:
+        """The digests that were taken for step ``turn``, once; empty where none were."""
+        taken = self._own if self._turn == turn else {}
+        self.forget()
+        return taken
 
 
 class Record(NamedTuple):
@@ -126,20 +166,18 @@ class StepReport:
         The norm is taken anew after the first step among these ranks, and after 1, 2, 4 and so on
         to 64, 128, 192 and so on.
         """
-        if self._is_norm_due(step + 1):
+        num_steps = step + 1
+        early = num_steps < NORM_EVERY and num_steps.bit_count() == 1
+        if not self._num_steps or num_steps % NORM_EVERY == 0 or early:
 
             def note() -> None:
                 owed = [tensor for one in messages for tensor in residuals(one.state).values()]
                 with streams.beside():
-                    self._norm, self._num_steps = norm_over_all(owed), step + 1
+                    self._norm, self._num_steps = norm_over_all(owed), num_steps
 
             yield Compute("norm", note)
         self._newcomer = self.look()
         yield from self.text(step, used, {})
-
-    def _is_norm_due(self, num_steps: int) -> bool:
-        early = num_steps < NORM_EVERY and num_steps.bit_count() == 1
-        return not self._num_steps or num_steps % NORM_EVERY == 0 or early
 
 
 _LET_GO = torch.empty(0, device="cpu")

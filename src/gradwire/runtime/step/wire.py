@@ -42,6 +42,7 @@ from ...contract.verbs import (
     ReduceScatter,
     Send,
     Steps,
+    carried_out,
     rewritten,
 )
 from ...errors import InvalidSetting
@@ -144,6 +145,14 @@ def root_store() -> Any:
 def store_for(name: str) -> Any:
     """The store in which the ranks under a ``Membership``'s name meet."""
     return root_store() if name.startswith(REJOINED) else default_store()
+
+
+def own_store(name: str) -> Any:
+    """The part of the job's store that a ``Membership``'s name stands for, by its own connection.
+
+    A call that is blocked elsewhere does not hold it up.
+    """
+    return PrefixStore(f"gradwire/{name}", store_for(name).clone())
 
 
 def in_background(work: Callable[[], Any]) -> Future[Any]:
@@ -385,15 +394,15 @@ def agree_to_lend(host: Circle) -> bool:
     """Whether the ranks of a host, which all call this, can read each other's memory."""
     host.lends = True
     one = torch.zeros(1, device="cpu")
-    room, sizes, value = Room(1, one, one.dtype), (0,) * host.world, None
-    text = lent(AllToAll(one[:0], one[:0], sizes, sizes, Among.HOST, room), host)
-    with suppress(StopIteration):
-        while True:
-            verb, value = text.send(value), None
-            if isinstance(verb, Compute):
-                value = verb.fn()
-            elif not isinstance(verb, tuple):
-                carry_out([verb], host.channels[:1])
+    room, sizes = Room(1, one, one.dtype), (0,) * host.world
+
+    def carry(verbs: Sequence[Any]) -> list[Any]:
+        if isinstance(verbs[0], Compute):
+            return [verbs[0].fn()]
+        carry_out(verbs, host.channels[:1])
+        return [None]
+
+    carried_out(lent(AllToAll(one[:0], one[:0], sizes, sizes, Among.HOST, room), host), carry)
     if room.parts is None:
         _log.info("gradients of a host's ranks pass through sockets: %s", room.why)
     return room.parts is not None
