@@ -48,7 +48,8 @@ ASSUMPTIONS = (
     f"taken to compute {A100_SPEED} times as fast. The paper prints neither batches nor seconds.",
     "Selection takes the seconds of table 3, a line through the four sizes (4 bytes an element): "
     "the GPU's within the backward pass, the CPU's where it is offloaded. Ok-Topk and SparDL "
-    "select once from the whole gradient, on the GPU, when the backward pass has ended. HiPress "
+    "select once from the whole gradient, on the GPU, when the backward pass has ended. All GPUs "
+    "are one team of SparDL, as no number of teams is printed. HiPress "
     "selects within the backward pass. Espresso chooses for each tensor between an all-reduce, an "
     "all-gather, and push and pull, and selects within the backward pass or on the CPU. To merge "
     "and decode takes no time, as none is printed; nor does copying to the CPU and back.",

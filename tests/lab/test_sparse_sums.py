@@ -10,13 +10,21 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.errors import LawBroken
 from gradwire.exchange.by_name import exchange_for
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.simulation.representative import alone
+from gradwire.planning.simulation.supersteps import Tariff
 from gradwire_lab.compress.oktopk import CUT_STEPS, EXACT_STEPS
 from gradwire_lab.compress.oktopk.spread import Spread
 from gradwire_lab.compress.oktopk.threshold import FEWEST, MOST
-from gradwire_lab.compress.spardl import rounds
+from gradwire_lab.compress.spardl.chunks import rounds
+from gradwire_lab.laws import collectives, exchanges, many_steps
+from gradwire_lab.laws.cases import Case
+from gradwire_lab.laws.subjects import Law
 from tests.compress.test_support import Run, draw
 from tests.each import each
+from tests.laws import broken_sums
 
 KINDS = (gw.compress.oktopk, gw.compress.spardl)
 every_kind = each("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -181,3 +189,89 @@ def test_oktopks_regions_follow_what_ranks_select() -> None:
     assert torch.equal(run.states[0].inner.cuts_C, cuts)
     run.step(draw(spec, world, 99))
     assert not torch.equal(run.states[0].inner.cuts_C, cuts)
+
+
+# ---- spardl's teams ----------------------------------------------------------------------------
+
+TEAMS = ((4, 2), (6, 2), (6, 3), (8, 2), (8, 4), (9, 3), (12, 3), (12, 4), (4, 4))
+"""Numbers of ranks, and of their teams; the last teams have one rank each."""
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+TEAM_LAWS = [law for law in (*exchanges.LAWS, *collectives.OF_ANY) if law not in many_steps.LAWS]
+
+
+@pytest.mark.smoke
+@each("place, world_teams", enumerate(TEAMS))
+def test_nothing_is_lost_among_teams(place: int, world_teams: tuple[int, int]) -> None:
+    """Also where chunks are empty, or shorter than their counts, and one rank has zeros."""
+    world, teams = world_teams
+    sizes = ((0, 0.1), (1, 0.1), (7, 0.4), (90, 1.0), (301, 0.05))
+    for number, (numel, density) in enumerate(sizes, place):
+        spec = vector(numel, DTYPES[number % len(DTYPES)])
+        run = Run(exchange_for(gw.compress.spardl(density=density, teams=teams)), spec, world)
+        steps = [draw(spec, world, seed) for seed in range(2)]
+        steps[1][0].zero_()
+        balance(run, steps)
+
+
+@each("world, teams", TEAMS)
+def test_bytes_and_density_of_teams_are_as_stated(world: int, teams: int) -> None:
+    """To the byte and to the element; chunks are of one length."""
+    size, among_teams = world // teams, {2: 1, 3: 2, 4: 2}[teams]
+    for dtype in (torch.float32, torch.float16):
+        spec = vector(1024 * size, dtype)
+        exchange = exchange_for(gw.compress.spardl(density=1 / 16, formats="coo", teams=teams))
+        run = Run(exchange, spec, world)
+        mean_N = run.step(draw(spec, world))
+        stated = (size - 1 + among_teams) * 64 * (4 + 4) + (size - 1) * 64 * (4 + dtype.itemsize)
+        assert run.sent_bytes == exchange.wire_bytes(spec, world) == [stated] * world
+        assert {me.selection for me in run.members} == {(64 * size, 64 * size, 64 * size)}
+        assert int(mean_N.count_nonzero()) == 64 * size
+
+
+@each("world, teams, hops", [(8, 1, 6), (8, 2, 5), (8, 4, 4), (8, 8, 3), (6, 1, 6), (6, 3, 4)])
+def test_teams_take_fewer_rounds(world: int, teams: int, hops: int) -> None:
+    """On the planner's clock, where a hop takes a second and bytes take none."""
+    exchange = gw.compress.spardl(density=0.1, teams=teams)
+    cluster = Cluster(num_ranks=world, rate_bytes_per_s=1e18, hop_s=1.0)
+    supersteps = alone(exchange, vector(4096), Tariff.of(exchange, cluster))
+    assert sum(sum(verb.price) for one in supersteps for verb in one.wire) == pytest.approx(hops)
+
+
+@each("turn, law", enumerate(TEAM_LAWS), ids=lambda value: getattr(value, "__name__", value))
+def test_laws_hold_with_teams(turn: int, law: Law) -> None:
+    for place in range(turn, turn + 3):
+        world, teams = TEAMS[place % len(TEAMS)]
+        numel, dtype = (300, 9, 64)[place % 3], DTYPES[place % len(DTYPES)]
+        case = Case(world=world, numel=numel, dtype=dtype, seed=place)
+        law(gw.compress.spardl(density=0.3, teams=teams), case)
+
+
+@each(
+    "turn, law, teams",
+    [
+        (broken_sums.all_keep_the_same, exchanges.law_nothing_is_lost_or_made, 2),
+        (broken_sums.all_keep_the_same, exchanges.law_nothing_is_lost_or_made, 3),
+        (broken_sums.none_keeps_the_same, exchanges.law_nothing_is_lost_or_made, 2),
+        (broken_sums.none_keeps_the_same, exchanges.law_nothing_is_lost_or_made, 3),
+        (broken_sums.adds_its_own_team_first, collectives.law_same_bits_on_every_rank, 3),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_laws_reject_wrong_sums_of_teams(
+    turn: type, law: Law, teams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradwire_lab.compress.spardl.Turn", turn)
+    with pytest.raises(LawBroken):
+        law(gw.compress.spardl(density=0.6, teams=teams), Case(world=6, numel=300))
+
+
+def test_teams_divide_the_ranks() -> None:
+    said = "spardl teams must be one of 1, 2, 3, 6, which divide 6 ranks evenly, got 4; write"
+    exchange, spec = gw.compress.spardl(teams=4), vector(9)
+    with pytest.raises(gw.InvalidSetting, match=said):
+        exchange.init(spec, 6)
+    with pytest.raises(gw.InvalidSetting, match=said):  # with the state of another number of ranks
+        gw.run_local(exchange, draw(spec, 6), [exchange.init(spec, 4)] * 6)
+    for teams in (0, 1.0, True):
+        with pytest.raises(gw.InvalidSetting, match="spardl teams must be a whole number"):
+            gw.compress.spardl(teams=teams)

@@ -8,6 +8,7 @@ from gradwire.compress._coo import share_of
 from gradwire.contract.spec import TensorSpec
 from gradwire_lab.compress.oktopk import OktopkState, oktopk
 from gradwire_lab.compress.spardl import spardl
+from gradwire_lab.compress.spardl.turn import Turn
 
 
 class keeps_only_its_own(spardl):
@@ -43,3 +44,24 @@ class decides_alone(oktopk):
         alone_2 = torch.tensor([0.0, 0.1 * me.rank], dtype=torch.float64)
         state = state._replace(thresholds_2=alone_2)
         return (yield from super().synchronise(me, state, grad_N, out_N, residual_N))
+
+
+class all_keep_the_same(Turn):
+    """Each rank that cuts a sum of several teams keeps all elements that are cut."""
+
+    def _is_kept_here(self, indices_S, alike):
+        return torch.ones_like(indices_S, dtype=torch.bool)
+
+
+class none_keeps_the_same(Turn):
+    """No rank keeps the elements that are cut from a sum of several teams."""
+
+    def _is_kept_here(self, indices_S, alike):
+        return torch.zeros_like(indices_S, dtype=torch.bool)
+
+
+class adds_its_own_team_first(Turn):
+    """Each rank adds the teams' lists in an order of its own."""
+
+    def _cut_alike(self, lists, places, alike):
+        super()._cut_alike(lists, sorted(places), alike)

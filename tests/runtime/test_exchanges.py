@@ -68,8 +68,12 @@ OTHERS = (
     gw.adapt(codecs.qsgd(block=64), error=0.2, every=2),
     gw.adapt(codecs.powersgd(rank=2), every=2),
 )
-AMONG_FOUR = (SERVED, gw.pair(codecs.terngrad(), gw.collective.casync_ring()))
-"""Payloads that vary in size, and numbers that ranks draw: their sums have one order."""
+AMONG_FOUR = (
+    SERVED,
+    gw.pair(codecs.terngrad(), gw.collective.casync_ring()),
+    gw.exchange_for(codecs.spardl(density=0.3, teams=2)),
+)
+"""Payloads that vary in size, and numbers that ranks draw: their sums have one order. And teams."""
 
 
 class Parcel(NamedTuple):

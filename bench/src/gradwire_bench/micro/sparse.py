@@ -23,7 +23,7 @@ from gradwire_lab.exchange.bytes_of_sets import bytes_of, volumes
 from ..testbed.hosts import Testbed, open_hosts
 from ..testbed.ranks import Report, run_ranks
 from .draws import IndexDraws, SetMeasures
-from .sparse_rank import DENSE, OWN, SCHEMES, exchange_of
+from .sparse_rank import DENSE, OWN, SCHEMES, TEAMS, exchange_of
 
 CONSTANT = frozenset(
     {"num_hosts", "link_bytes_per_s", "numel", "density", "overlap", "densification", "skewness"}
@@ -50,8 +50,10 @@ class SparseBench:
             if getattr(self, name) < 1:
                 raise invalid(name, getattr(self, name), "at least 1", "leave it out")
         for name in self.schemes:
-            if name not in (*SCHEMES, *OWN):
-                raise UnknownName("scheme", name, [*SCHEMES, *OWN])
+            if name not in (*SCHEMES, *OWN, *TEAMS):
+                raise UnknownName("scheme", name, [*SCHEMES, *OWN, *TEAMS])
+            if name in TEAMS:  # refuses teams that do not divide the hosts
+                exchange_of(name).init(TensorSpec("grad", self.draws.numel), self.draws.world)
 
 
 def run(bench: SparseBench, report: Report, *, timeout_s: float = 900.0) -> list[Row]:

@@ -27,13 +27,17 @@ from .draws import IndexDraws
 
 DENSE = "dense"
 PAPER = "zen_paper"
-OWN = {
-    f"{name}{suffix}": (name, formats)
+OWN: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{name}{suffix}": (name, {"formats": formats})
     for name in ("oktopk", "spardl")
     for suffix, formats in (("", "smallest"), ("_paper", "coo"))
 }
 """The exchanges of their own that make sparse sums, by name, each in its settings and its paper's:
-the name of its file, and its setting ``formats``."""
+the name of its file, and its settings."""
+TEAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"spardl_{teams}_teams": ("spardl", {"teams": teams}) for teams in (2, 4)
+}
+"""SparDL in teams, which must divide the hosts. They are measured only if they are asked for."""
 SCHEMES: dict[str, Collective] = {
     type(scheme).__name__: type(scheme)()
     for scheme in examples("collective")
@@ -50,10 +54,10 @@ def exchange_of(name: str, density: float = 0.01) -> Exchange:
     """
     if name == DENSE:
         return exchange_for(load("compress", "none")())
-    if name in OWN:
-        file, formats = OWN[name]
-        return exchange_for(load("compress", file)(density=density, formats=formats))
-    return pair(nonzero(), SCHEMES[name])
+    if name in SCHEMES:
+        return pair(nonzero(), SCHEMES[name])
+    file, settings = (OWN | TEAMS)[name]
+    return exchange_for(load("compress", file)(density=density, **settings))
 
 
 class TimedScheme:
