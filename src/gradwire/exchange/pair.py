@@ -16,7 +16,7 @@ from ..contract.compressor import Residual
 from ..contract.spec import TensorSpec
 from ..contract.tensorwise import tensor_sizes, tensorwise
 from ..contract.verbs import Steps
-from ..errors import IncompatiblePair, InvalidSetting, invalid
+from ..errors import IncompatiblePair, invalid
 
 
 class PairState(NamedTuple):
@@ -99,7 +99,16 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
     it sums payloads on the way, and these payloads cannot be summed; use casync_ps()
     """
     if not isinstance(codec, Compressor):
-        raise _no_compressor(codec)
+        traits = codec.traits if isinstance(codec, Exchange) else None
+        if traits is None:
+            raise invalid("codec", codec, "a compressor", "write gw.compress.topk(density=0.01)")
+        why = "it talks in the middle"
+        if traits.shared_support:
+            why = "its ranks agree on the elements to take, and all-reduce the values at them"
+        raise IncompatiblePair(
+            f"{codec!r} is an exchange of its own, and goes with no collective: {why}; give it to "
+            "gw.attach or gw.exchange_for by itself"
+        )
     if not isinstance(collective, Collective):
         raise invalid("collective", collective, "a collective", "write gw.collective.casync_ps()")
     for trait, why in _ONLY_FOR_EXCHANGES.items():
@@ -121,20 +130,6 @@ _ONLY_FOR_EXCHANGES = {
     "the elements to take; write it as an exchange of its own, as cltk is",
 }
 """Traits that a compressor cannot keep, and why."""
-
-
-def _no_compressor(given: object) -> InvalidSetting:
-    """The error of ``pair`` for what is no compressor; for an exchange, why it needs none."""
-    traits = given.traits if isinstance(given, Exchange) else None
-    if traits is None:
-        return invalid("codec", given, "a compressor", "write gw.compress.topk(density=0.01)")
-    why = "it talks in the middle"
-    if traits.shared_support:
-        why = "its ranks agree on the elements to take, and all-reduce the values at them"
-    return IncompatiblePair(
-        f"{given!r} is an exchange of its own, and goes with no collective: {why}; give it to "
-        "gw.attach or gw.exchange_for by itself"
-    )
 
 
 def suited(codec: Compressor) -> Collective:

@@ -126,7 +126,9 @@ class TwoLevel(Wrapper):
         given_S = total_S.clone() if isinstance(across, Accounting) else None
         text = across.through(self.inner, state.inner, own_S, own_S, lost_S)
         inner = yield from among_hosts(text)
-        _drop_filled(inner, shares, place)
+        for path, kept_S in leaves(inner) if shares.is_filled else ():
+            if path.endswith("_N") and kept_S.numel() == shares.numels[place]:
+                shares.clear_filled(kept_S, place)  # no saved state has what holds no element
         if isinstance(me, Accounting) and isinstance(across, Accounting) and given_S is not None:
             # What of the host's share does not arrive is taken off this rank's contribution.
             whole_N = (grad_N if residual_N is None else residual_N).to(given_S.dtype, copy=True)
@@ -291,17 +293,6 @@ def _give(means_M: Tensor, own_S: Tensor, shares: Shares, share: int) -> Steps[N
     if given or taken:
         yield (*given, *taken)
     yield Compute("own share", lambda: slots[share].copy_(own_S), shares.numels[share])
-
-
-def _drop_filled(inner: State, shares: Shares, share: int) -> None:
-    """Drops what an inner state keeps of places that hold no element of the message.
-
-    A saved state does not have them.
-    """
-    if shares.is_filled:
-        for path, own_S in leaves(inner):
-            if path.endswith("_N") and own_S.numel() == shares.numels[share]:
-                shares.clear_filled(own_S, share)
 
 
 def among_hosts(text: Steps[Any]) -> Steps[Any]:

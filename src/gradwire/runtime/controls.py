@@ -160,8 +160,12 @@ class Controls:
         if self._cluster is not None:
             for message in made:
                 message.know(self._cluster)
+        owed, who = self._dense_and_owed, self.engine.who
         for place in checkpoint.homeless(saved, made) if delivering is None else delivering:
-            made[place] = self._delivering(made[place])
+            slots, of = made[place].slots, self.params
+            ranges = [ParamRange(s.name, of[s.name], s.first, s.last) for s in slots]
+            after = made[place].after
+            made[place] = Message(place, ranges, owed, who.rank, who.world, after=after)
         checkpoint.move(saved, made)
         return made
 
@@ -237,13 +241,6 @@ class Controls:
         owes = [place for place in delivers if not unused.isdisjoint(present[place].names)]
         if owes != delivers:
             self.put(self.prepared(checkpoint.collect(present), owes))
-
-    def _delivering(self, message: Message) -> Message:
-        """A message of the same gradients that sends them and their residuals dense."""
-        params = self.params
-        ranges = [ParamRange(s.name, params[s.name], s.first, s.last) for s in message.slots]
-        who, owed = self.engine.who, self._dense_and_owed
-        return Message(message.index, ranges, owed, who.rank, who.world, after=message.after)
 
     def _set_overlap(self, is_wanted: bool) -> None:
         hooks = self._hooks

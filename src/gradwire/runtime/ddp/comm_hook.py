@@ -192,7 +192,12 @@ class DDPHooks:
         is_last = synchroniser.complete
         if is_last:
             self._waiting.remove(entry)
-        self._tie()
+        # Futures of buckets whose messages have all been launched by now can be completed.
+        tied = [b for b in self._waiting if None not in map(synchroniser.end, b.messages)]
+        self._waiting = [b for b in self._waiting if b not in tied]
+        for own in tied:
+            ends = [end for i in own.messages if (end := synchroniser.end(i)) is not None]
+            self._completions.append(synchroniser.engine.when_done(ends, own.completion()))
         if is_last:
             self._close(entry)
         if is_last and _is_in_backward():
@@ -228,15 +233,6 @@ class DDPHooks:
         if is_over and self.on_end is not None and not self._has_ended:
             self._has_ended = True
             self.on_end()
-
-    def _tie(self) -> None:
-        """Completes the futures of buckets whose messages have all been launched by now."""
-        synchroniser = self._synchroniser
-        tied = [b for b in self._waiting if None not in map(synchroniser.end, b.messages)]
-        self._waiting = [b for b in self._waiting if b not in tied]
-        for bucket in tied:
-            ends = [end for i in bucket.messages if (end := synchroniser.end(i)) is not None]
-            self._completions.append(synchroniser.engine.when_done(ends, bucket.completion()))
 
     def _close(self, last: _Bucket) -> None:
         """Closes the step, as all gradients are handed in; it ends behind the last message.

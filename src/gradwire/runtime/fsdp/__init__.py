@@ -66,7 +66,11 @@ def reduce_scatter(
      apply fully_shard() first, or use gw.attach for what is whole on each rank
     """
     modules = _modules(model)
-    codec = _codec(algorithm)
+    codec = load("compress", algorithm)() if isinstance(algorithm, str) else algorithm
+    if not isinstance(codec, Compressor):
+        accepted = "a compressor or its name, as a reduce-scatter has only one direction"
+        raise invalid("algorithm", algorithm, accepted, "write gw.compress.uniform(bitwidth=4)")
+    pair(codec, WAY)  # raises for what must agree with others, or takes tensors whole
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     group = _group_of(params)
     given = Settings(codec, None, None, *or_defaults(options, failure))
@@ -90,16 +94,6 @@ def reduce_scatter(
         if columns:
             made.take(module, columns, dense, params[columns[0].name].dtype)
     return made
-
-
-def _codec(given: Any) -> Compressor:
-    """The compressor that is given, if a reduce-scatter can carry its payloads."""
-    codec = load("compress", given)() if isinstance(given, str) else given
-    if not isinstance(codec, Compressor):
-        accepted = "a compressor or its name, as a reduce-scatter has only one direction"
-        raise invalid("algorithm", given, accepted, "write gw.compress.uniform(bitwidth=4)")
-    pair(codec, WAY)  # raises for what must agree with others, or takes tensors whole
-    return codec
 
 
 def _modules(model: nn.Module) -> list[Any]:

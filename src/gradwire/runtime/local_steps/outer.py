@@ -114,8 +114,14 @@ class Outer:
                     f"only one of the saved and the present model has {odd[0]} among its {key}; "
                     "load the state of the same model"
                 )
-            for name, tensor in saved[key].items():
-                _check_fits(f"{name} among the {key} of the state", tensor, own.get(name))
+            for name, given in saved[key].items():
+                what, fits = f"{name} among the {key} of the state", own.get(name)
+                if not isinstance(given, Tensor) or fits is None:
+                    raise invalid(what, type(given).__name__, "a tensor of the model's", _DAMAGED)
+                if given.shape != fits.shape or given.dtype != fits.dtype:
+                    shown = f"{list(given.shape)} {given.dtype}"
+                    raise invalid(what, shown, f"{list(fits.shape)} {fits.dtype}", _DAMAGED)
+                refuse_values(what, given.detach())
         trial = _made(self._make, [nn.Parameter(a.detach().clone()) for a in self.anchors.values()])
         try:
             trial.load_state_dict(deepcopy(saved["optimizer"]))
@@ -163,15 +169,6 @@ def check_outer(saved: Any, whose: str = "the state") -> None:
     if min(saved["position"], saved["left"]) < 0:
         given = min(saved["position"], saved["left"])
         raise invalid(f"position in the period of {whose}", given, "at least 0", _DAMAGED)
-
-
-def _check_fits(what: str, given: Any, own: Tensor | None) -> None:
-    if not isinstance(given, Tensor) or own is None:
-        raise invalid(what, type(given).__name__, "a tensor of the model's", _DAMAGED)
-    if given.shape != own.shape or given.dtype != own.dtype:
-        shown = f"{list(given.shape)} {given.dtype}"
-        raise invalid(what, shown, f"{list(own.shape)} {own.dtype}", _DAMAGED)
-    refuse_values(what, given.detach())
 
 
 def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

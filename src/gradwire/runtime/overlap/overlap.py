@@ -403,7 +403,15 @@ class Overlap:
             if not self.is_open:
                 return
             if reason is not None:
-                self._count(reason, level)
+                self.fallbacks[reason] += 1
+                if self.fallbacks[reason] == 1:
+                    _log.log(
+                        level,
+                        "the next forward pass does not overlap the exchange: %s; results are the "
+                        "same, the step takes as long as without overlap (attach with "
+                        "optimizer=None if you do not need it)",
+                        reason,
+                    )
             self._progress.finish()
             if self._due:
                 self._make(list(self._due))
@@ -412,17 +420,6 @@ class Overlap:
                     self._params[name].grad = grad
             self._pass.is_over, self._grads = True, {}
             self.is_open = False
-
-    def _count(self, reason: str, level: int) -> None:
-        self.fallbacks[reason] += 1
-        if self.fallbacks[reason] == 1:
-            _log.log(
-                level,
-                "the next forward pass does not overlap the exchange: %s; results are the same, "
-                "the step takes as long as without overlap (attach with optimizer=None if you do "
-                "not need it)",
-                reason,
-            )
 
     def _show_parameters(self, names: Iterable[str]) -> None:
         for name in names:

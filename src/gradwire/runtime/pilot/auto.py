@@ -135,7 +135,13 @@ class _Watched(MeasuredFlight):
         self._error = None if error < 0 else error
         decision = decide(self._reviewed(step_s, None))
         if decision.move is Move.PROBE:
-            decision = decide(self._reviewed(step_s, self._slowness()))
+            assert self._links is not None
+            start_s = clock()
+            with self._controls.on_all_channels() as engine:
+                found = slowness(engine, self._links)
+            self._measuring_s += clock() - start_s
+            self._skipped = 1
+            decision = decide(self._reviewed(step_s, found))
             self._off = OFF if decision.move is Move.PLAN else wider(self._off)
         elif decision.move is Move.STAY:
             self._off = narrower(self._off)
@@ -161,21 +167,19 @@ class _Watched(MeasuredFlight):
             allowed=MOST_ERROR[self._fidelity],
         )
 
-    def _slowness(self) -> float:
-        assert self._links is not None
-        start_s = clock()
-        with self._controls.on_all_channels() as engine:
-            found = slowness(engine, self._links)
-        self._measuring_s += clock() - start_s
-        self._skipped = 1
-        return found
-
     def _act(self, decision: Decision, step_s: float) -> None:
         if decision.why and decision.move not in (Move.TRY_RIVAL, Move.BACK):
             self._say(decision.why)
         match decision.move:
             case Move.EXPECT:
-                self._expect(step_s)
+                self._best = None
+                is_first, self._expected_s = self._expected_s is None, step_s
+                if self._controls.plan is None:
+                    self._dense_s = step_s
+                elif is_first and self._proposal is not None:
+                    predicted_s = self._predicted_s(self._proposal.predicted_s)
+                    told = f"a step by the plan takes {format_seconds(step_s)}"
+                    self._say(f"{told}, {format_seconds(predicted_s)} was predicted")
             case Move.PLAN:
                 start_s = clock()
                 self._measure_links()
@@ -215,13 +219,3 @@ class _Watched(MeasuredFlight):
             self._proposal = self._proposal.next_rival()
         self._say(f"{decision.why} ({self._proposal.words})")
         self._go(self._proposal.plan)
-
-    def _expect(self, step_s: float) -> None:
-        self._best = None
-        is_first, self._expected_s = self._expected_s is None, step_s
-        if self._controls.plan is None:
-            self._dense_s = step_s
-        elif is_first and self._proposal is not None:
-            predicted_s = self._predicted_s(self._proposal.predicted_s)
-            told = f"a step by the plan takes {format_seconds(step_s)}"
-            self._say(f"{told}, {format_seconds(predicted_s)} was predicted")

@@ -102,10 +102,8 @@ def or_defaults(
     options: Options | None, failure: FailurePolicy | None
 ) -> tuple[Options, FailurePolicy]:
     """The two objects, made where they are None; other values are refused where all are checked."""
-    return (
-        Options() if options is None else options,
-        FailurePolicy() if failure is None else failure,
-    )
+    failure = FailurePolicy() if failure is None else failure
+    return Options() if options is None else options, failure
 
 
 _P = ParamSpec("_P")

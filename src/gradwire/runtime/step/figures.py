@@ -310,8 +310,14 @@ class Log:
 
     def write(self, step: int, messages: Sequence[Message]) -> bool:
         """Writes the row of a step in which ``messages`` noted norms; returns whether that went."""
-        row = {**self._recorder.since(self._mark), **_norms(messages)}
+        row = self._recorder.since(self._mark)
         del row["steps"]
+        keeping = [(message, list(residuals(message.state).values())) for message in messages]
+        keeping = [(message, kept) for message, kept in keeping if kept]
+        if keeping:  # where the first runs away from the second, what is kept does not get through
+            own = (float(part.norm()) for _, kept in keeping for part in kept)
+            row["residual_norm"] = math.hypot(*own)
+            row["gradient_norm"] = math.hypot(*(norm for one, _ in keeping for norm in one.norms))
         self._mark = self._recorder.mark()
         named = {f"{_PREFIX}{key}": value for key, value in row.items() if value is not None}
         try:
@@ -320,21 +326,6 @@ class Log:
             _log.warning("logging ends, because step %d could not be logged: %r", step, error)
             return False
         return True
-
-
-def _norms(messages: Sequence[Message]) -> dict[str, float]:
-    """The norms of residuals, and of this rank's gradients beside them; empty where none is kept.
-
-    Where the first runs away from the second, what is kept does not get through.
-    """
-    keeping = [(message, list(residuals(message.state).values())) for message in messages]
-    keeping = [(message, kept) for message, kept in keeping if kept]
-    if not keeping:
-        return {}
-    return {
-        "residual_norm": math.hypot(*(float(own.norm()) for _, kept in keeping for own in kept)),
-        "gradient_norm": math.hypot(*(norm for message, _ in keeping for norm in message.norms)),
-    }
 
 
 def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
