@@ -142,7 +142,7 @@ CONTENDERS = (
     Contender(OKTOPK, as_one("oktopk")),
     Contender(SPARDL, as_one("spardl")),
     Contender(HIPRESS, in_backward(by_planner("secopa")), on_gpu=True),
-    Contender(ESPRESSO, by_planner("espresso", divisible=True)),
+    Contender(ESPRESSO, by_planner("espresso")),
     Contender(OMGS, by_planner("omgs")),
     Contender(CUPCAKE, by_planner("cupcake")),
     *(Contender(name, by_variant(variant)) for variant, name in VARIANTS.items()),

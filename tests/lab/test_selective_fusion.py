@@ -43,7 +43,7 @@ OTHERS = (
     wfbp,
     ddp,
     mgwfbp,
-    espresso,
+    partial(espresso, divisible=False),
     *(partial(planner, inline=inline) for planner in (cupcake, omgs) for inline in (True, False)),
     *(partial(ssfusion, variant=variant) for variant in VARIANTS),
 )

@@ -128,8 +128,8 @@ def _push_at_once(own: Aggregator) -> Steps[None]:
         yield own.encoding(own.others)
     told = yield from tell_each(me, own.codec, own.sizes, own.own_limits)
     arrived, into = own.landing(told)
-    slots = tuple(map(len, into))
-    yield AllToAll(arrived, own.packed(), slots, tuple(map(slot_bytes, own.sizes)))
+    slots, sizes = tuple(map(slot_bytes, told)), tuple(map(slot_bytes, own.sizes))
+    yield AllToAll(arrived, own.packed(), slots, sizes)
     if own.serves:
         yield own.merging(range(me.world), told, into)
 
@@ -231,7 +231,12 @@ class Aggregator:
     def encoding(self, chunks: Sequence[int]) -> Compute:
         """Encodes these chunks, which are other ranks', and notes their sizes."""
         numel = sum(self.chunks.specs[chunk].numel for chunk in chunks)
-        return Compute("encode", lambda: self._encode(chunks), numel)
+
+        def usual() -> None:
+            for chunk in chunks:
+                self.sizes[chunk] = self.limits[chunk]
+
+        return self.me.sized("encode", lambda: self._encode(chunks), numel, usual)
 
     def merging(self, ranks: Sequence[int], told: Sequence[int], into: Sequence[Tensor]) -> Compute:
         """Adds to the own chunk's mean what these ranks pushed; this rank's part is here as it is.
@@ -239,11 +244,12 @@ class Aggregator:
         ``told`` and ``into`` are sizes and slots of all ranks' payloads.
         """
         numel = len(ranks) * (self._stop - self._start)
-        return Compute("merge", lambda: self._merge(ranks, told, into), numel)
+        return self.me.sized("merge", lambda: self._merge(ranks, told, into), numel)
 
     def encoding_mean(self) -> Compute:
         """Encodes the own chunk's mean into ``merged``; its result is the payload's size."""
-        return Compute("encode", self._encode_mean, self._stop - self._start)
+        numel = self._stop - self._start
+        return self.me.sized("encode", self._encode_mean, numel, lambda: self.limits[self.me.rank])
 
     def giving_mean(self, out_C: Tensor) -> Compute:
         """Copies the own chunk's mean, and forgets the residual that arrived in it."""
@@ -265,7 +271,8 @@ class Aggregator:
             payloads = [self.chunks.payload(chunk, slots[chunk], told[chunk]) for chunk in chunks]
             decode_each([codecs[c] for c in chunks], payloads, [outs[c] for c in chunks])
 
-        return Compute("decode", decode, sum(self.chunks.specs[chunk].numel for chunk in chunks))
+        numel = sum(self.chunks.specs[chunk].numel for chunk in chunks)
+        return self.me.sized("decode", decode, numel)
 
     def landing(self, told: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """Room for what each rank pushes, as a whole and as slots one behind the other."""
@@ -292,7 +299,7 @@ class Aggregator:
         if not self.varies:
             return self._whole
         slots = self.slots()
-        sizes = list(map(len, slots))
+        sizes = list(map(slot_bytes, self.sizes))
         packed = self.me.scratch("packed", sum(sizes), self.grad_N, torch.uint8, varies=True)
         torch._foreach_copy_(torch.split(packed, sizes), slots)
         return packed

@@ -77,6 +77,8 @@ class WritesNothing(TorchFunctionMode):
         name = func.__name__
         if name.endswith("_") and not name.endswith("__"):
             return args[0]
+        if kwargs and kwargs.get("out") is not None:
+            return kwargs["out"]
         return func(*args, **(kwargs or {}))
 
 

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.contract.spec import CHUNK_ALIGNMENT, TensorSpec
+from gradwire.compress.topk import topk
+from gradwire.contract import Exchange
+from gradwire.contract.spec import CHUNK_ALIGNMENT, TensorSpec, squarest
+from gradwire.contract.verbs import AllReduce
 from gradwire.exchange.by_name import by_name
-from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.exchange.two_level import on_hosts
+from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.simulation.events import Traffic, play
 from gradwire.planning.simulation.representative import (
     MANY,
     alone,
     estimate,
+    supersteps_by_stretches,
     supersteps_of_alike,
 )
 from gradwire.planning.simulation.supersteps import Superstep, Tariff, supersteps_of
 from tests.each import each
+from tests.laws.cases import kind_of, name_of, other_ways, own_exchanges, pairs
+from tests.planning.profiles import measured
+from tests.planning.simulation.test_events import Says
 
 LINE = LineFit(alpha_s=2e-5, per_unit_s=5e-10)
 CLUSTER = Cluster(
@@ -71,3 +79,54 @@ def test_a_curve_is_near_what_is_played(compressor: str, collective: str) -> Non
         spec = TensorSpec("", numel)
         seconds = _played_s([estimate(exchange, numel, spec.dtype, tariff)])
         assert seconds == pytest.approx(_played_s([alone(exchange, spec, tariff)]), rel=0.1)
+
+
+HOSTS = Cluster(
+    num_ranks=5 * 4,
+    rate_bytes_per_s=1e6,
+    host=Host(num_ranks=4, rate_bytes_per_s=1e8),
+)
+KINDS = {kind_of(made): made for made in (*pairs(), *own_exchanges())}
+SPREAD = [*other_ways(), *KINDS.values()]
+"""Every algorithm and collective, and every way of cutting a message into chunks."""
+
+
+def law_stretches_are_each_of_their_ranks(exchange: Exchange, cluster: Cluster) -> None:
+    """Ranks of which one stands for its neighbours do what they do when each is asked.
+
+    Chunks of a gradient are there as one, as several and some empty ones, and as one that is short.
+    """
+    exchange = on_hosts(exchange, cluster.ranks_per_host)
+    tariff = Tariff.of(exchange, cluster)
+    for numel in (1, 100, 30 * EVEN + 5, 3000 * EVEN + 5)[:: 1 + exchange.declared.whole_tensors]:
+        shapes = squarest(numel, 6) if exchange.declared.whole_tensors else ()
+        spec = TensorSpec("", numel, shapes=shapes)
+        found = supersteps_by_stretches(exchange, spec, tariff)
+        for own, truth in zip(found, supersteps_of(exchange, spec, tariff), strict=True):
+            assert len(own) == len(truth)
+            for one, other in zip(own, truth, strict=True):
+                assert one._replace(wire=()) == other._replace(wire=())
+                assert sorted(map(repr, one.wire)) == sorted(map(repr, other.wire))
+
+
+FEW = [one for one in SPREAD if isinstance(getattr(one, "codec", None), topk)]
+
+
+@each("exchange", FEW, ids=name_of)
+def test_stretches(exchange: Exchange) -> None:
+    law_stretches_are_each_of_their_ranks(exchange, measured(CLUSTER))
+
+
+@pytest.mark.slow
+@each("exchange", SPREAD, ids=name_of)
+def test_stretches_of_all(exchange: Exchange) -> None:
+    law_stretches_are_each_of_their_ranks(exchange, measured(CLUSTER))
+    law_stretches_are_each_of_their_ranks(exchange, measured(HOSTS))
+
+
+def test_the_law_of_stretches_bites() -> None:
+    """A rank amid others that all do the same is not asked."""
+    law_stretches_are_each_of_their_ranks(Says(lambda *me: [AllReduce(me[-1])]), CLUSTER)
+    longer = Says(lambda rank, _, grad_N: [AllReduce(grad_N)] * (1 + (rank == 5)))
+    with pytest.raises(AssertionError):
+        law_stretches_are_each_of_their_ranks(longer, CLUSTER)

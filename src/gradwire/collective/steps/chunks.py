@@ -7,7 +7,7 @@ next message that takes the same exchange: ranks take turns. Other ranks' chunks
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 import torch
@@ -36,7 +36,7 @@ class Chunks:
         """The chunks of a flat gradient, residual or mean, as views."""
         return [flat_N[start:stop] for start, stop in self.bounds]
 
-    @property
+    @cached_property
     def servers(self) -> list[int]:
         """The ranks whose chunk is not empty."""
         return [rank for rank, (start, stop) in enumerate(self.bounds) if start < stop]

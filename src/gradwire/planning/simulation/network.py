@@ -105,6 +105,8 @@ class Network:
         for flow in self._flows:
             for side in flow.sides:
                 users.setdefault(side, []).append(flow)
+        if not joint and len(users) == 2 * len(self._flows):  # each side has one flow
+            return dict.fromkeys(self._flows, 1.0)
         for own in users.values():
             own.extend(joint)
         left, waiting = dict.fromkeys(users, 1.0), {side: len(own) for side, own in users.items()}

@@ -12,7 +12,7 @@ than is said here."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -63,10 +63,10 @@ def supersteps_of_alike(
     first = supersteps_of_rank(exchange, spec, tariff)
     if is_joint:
         return first
-    seen = _from_own_place(first, 0, world)
+    seen = _from_own_place(first, 0, tariff)
     for rank in (1, world // 2, world - 1):
         own = supersteps_of_rank(exchange, spec, tariff, rank)
-        if _from_own_place(own, rank, world) != seen:
+        if _from_own_place(own, rank, tariff) != seen:
             return None
     return first if all(_is_shift(one.wire, world) for one in first) else None
 
@@ -79,18 +79,62 @@ _FEW = 4
 """Ranks of which a text is looked at first, as one for very many may take long by itself."""
 
 
+def supersteps_by_stretches(
+    exchange: Exchange, spec: TensorSpec, tariff: Tariff
+) -> list[tuple[Superstep, ...]]:
+    """``supersteps_of``; of ``MANY`` ranks or more that do the same, only some are looked at.
+
+    A stretch of ranks does the same if its first two, its middle and its last do, as seen from
+    their own place. Where a chunk of a gradient is shorter than others, only ranks near it differ.
+    """
+    if not MANY <= tariff.num_ranks <= MOST_PLAYED:
+        return supersteps_of(exchange, spec, tariff)
+    own = dict[int, tuple[Superstep, ...]]()
+
+    @cache
+    def seen(rank: int) -> tuple[Superstep, ...]:
+        own[rank] = supersteps_of_rank(exchange, spec, tariff, rank)
+        return _from_own_place(own[rank], rank, tariff)
+
+    stretches = [(0, tariff.num_ranks - 1)]
+    while stretches:
+        first, last = stretches.pop()
+        middle = (first + last) // 2
+        if all(seen(rank) == seen(first) for rank in (last, first + 1, middle)):
+            for rank in range(first + 1, last):
+                own.setdefault(rank, _moved(own[first], first, rank, tariff))
+        elif last > first + 1:
+            stretches += [(first, middle), (middle, last)]
+    return [own[rank] for rank in range(tariff.num_ranks)]
+
+
 def _from_own_place(
-    supersteps: tuple[Superstep, ...], rank: int, world: int
+    supersteps: tuple[Superstep, ...], rank: int, tariff: Tariff
 ) -> tuple[Superstep, ...]:
+    """The supersteps as if the rank were rank 0, with their hops in the order of their peers."""
     return tuple(
-        one._replace(
-            wire=tuple(
-                verb._replace(peer=(verb.peer - rank) % world) if isinstance(verb, Hop) else verb
-                for verb in one.wire
-            )
-        )
-        for one in supersteps
+        one._replace(wire=tuple(sorted(one.wire, key=_by_peer)))
+        for one in _moved(supersteps, rank, 0, tariff)
     )
+
+
+def _by_peer(verb: Hop | Joint) -> tuple[bool, int]:
+    return (not verb.sends, verb.peer) if isinstance(verb, Hop) else (False, -1)
+
+
+def _moved(
+    supersteps: tuple[Superstep, ...], rank: int, to: int, tariff: Tariff
+) -> tuple[Superstep, ...]:
+    """The supersteps of a rank as those of another one, whose peers are as far from it."""
+
+    def moved(verb: Hop | Joint) -> Hop | Joint:
+        if isinstance(verb, Joint):
+            return verb
+        old, new = (tariff.members(one, verb.among) for one in (rank, to))
+        away = old.index(verb.peer) - old.index(rank)
+        return verb._replace(peer=new[(new.index(to) + away) % len(new)])
+
+    return tuple(one._replace(wire=tuple(map(moved, one.wire))) for one in supersteps)
 
 
 def _is_shift(wire: tuple[Hop | Joint, ...], world: int) -> bool:
@@ -188,7 +232,7 @@ def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superst
     alike = supersteps_of_alike(exchange, spec, tariff)
     if alike is not None:
         return _folded(alike, [sum(alone_on(one.wire)) for one in alike if one.wire])
-    every = supersteps_of(exchange, spec, tariff)
+    every = supersteps_by_stretches(exchange, spec, tariff)
     per_host = tariff.ranks_per_host
     outcome = play(
         Traffic([[own] for own in every], [[0.0]] * len(every), [""], ranks_per_host=per_host)
