@@ -43,12 +43,12 @@ class Contender:
     """Whether it plans with the GPU's seconds of selections for all, and not the CPU's."""
 
 
-def by_planner(name: str, **settings: bool) -> Make:
-    """The plans of a planner that takes a compressor and a density, with these settings as well."""
+def by_planner(name: str) -> Make:
+    """The plans of a planner that takes a compressor and a density."""
 
     def plan(profile: Profile, cluster: Cluster, choice: Choice) -> Plan:
         made: Plan = load("planner", name)(
-            profile, cluster, compressor=choice.sparsifier, density=choice.density, **settings
+            profile, cluster, compressor=choice.sparsifier, density=choice.density
         )
         return made
 

@@ -28,7 +28,6 @@ ON_DEVICE = LineFit(alpha_s=8.87e-4, per_unit_s=1.865e-10)
 BESIDE = LineFit(alpha_s=1.673e-3, per_unit_s=1.494e-9)
 """Lines through SSFusion's table III, over elements of two bytes."""
 EXCHANGES = _exchanges("dgc", 0.01, divisible=True)
-BY_GATHER, BY_PUSH = EXCHANGES
 
 
 def cluster_of(
@@ -85,17 +84,16 @@ def model_of(rows: list[tuple[int, float, int]]) -> Profile:
 def test_the_lanes_clock_is_the_simulators(
     rows: list[tuple[int, float, int]], slow_s: float, rate: float, draw: random.Random
 ) -> None:
-    """Whatever is chosen for each tensor, where the lane is free behind a transfer.
+    """Whatever is chosen for each tensor.
 
-    Push and pull encode the mean there. So nothing is offloaded beside it here.
+    Means are encoded between two transfers, and wait for offloaded encodes.
     """
     profile = model_of(rows)
     cluster = cluster_of(beside=LineFit(alpha_s=slow_s, per_unit_s=1e-9), rate=rate)
     lanes = espresso_lanes.of(profile, cluster, "dgc", EXCHANGES)
-    offered = draw.choice(((DENSE, BY_GATHER), (DENSE, *EXCHANGES)))
     for place in range(len(lanes.tensors)):
-        lanes.options[place] = draw.choice(offered)
-        lanes.offloaded[place] = BY_PUSH not in offered and draw.random() < 0.5
+        lanes.options[place] = draw.choice((DENSE, *EXCHANGES))
+        lanes.offloaded[place] = draw.random() < 0.5
     picked = [
         (option, option != DENSE and not offloaded)
         for option, offloaded in zip(lanes.options, lanes.offloaded, strict=True)
@@ -156,14 +154,11 @@ def test_algorithm_1_is_that_of_the_paper(rate: float) -> None:
 
 
 def test_offloading_is_the_best_of_all_counts() -> None:
-    """Of every number of tensors of each size, from either end, by whole simulations.
-
-    Without push and pull, whose means are encoded between transfers: see the planner's page.
-    """
+    """Of every number of tensors of each size, from either end, by whole simulations."""
     rows = [(3_000_000, 0.008, 1)] * 4 + [(1_000_000, 0.003, 1)] * 3
     profile, cluster = model_of(rows), cluster_of(rate=4e8)
-    inline = espresso(profile, cluster, divisible=False, offload=False)
-    found_s = iteration_s(espresso(profile, cluster, divisible=False), profile, cluster)
+    inline = espresso(profile, cluster, offload=False)
+    found_s = iteration_s(espresso(profile, cluster), profile, cluster)
     sizes = [message.chunks[0].numel for message in inline.messages]
     groups = [
         [n for n, size in enumerate(sizes) if size == one and inline.messages[n].inline]

@@ -19,10 +19,8 @@ Differences from the paper:
       Its reason, that they come earlier, fits the nearest. Both are tried.
     - Where there are more than 500 combinations of how many to offload in each group, groups are
       gone through in turn until none gains; the paper searches them all.
-    - The clock of both algorithms lets an encode or a merge between two transfers begin at once. In
-      the simulator it waits for an offloaded encode that is under way. So the plans without
-      compression, without push and pull and without offloading are compared with the whole one by
-      the simulator, and the fastest is returned.
+    - Plans without compression, without push and pull and without offloading are compared with the
+      whole one by the simulator, and the fastest is returned. So a greedy choice never costs time.
     - Costs are the cluster's lines and the clock of ``planning/lanes.py``; the paper's are
       measured curves and its own timeline.
 Settings: compressor, a sparsifier by name, and its density; divisible, whether push and pull is an
@@ -38,6 +36,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 from gradwire.errors import invalid
 from gradwire.planning.data.cluster import Cluster
@@ -47,7 +46,7 @@ from gradwire.planning.data.profile import Profile, ProfiledTensor
 from gradwire.planning.fusion import NOTHING, Arrival, chunks_in, sparsifier
 from gradwire.planning.price import iteration_s
 
-from ..planning.lanes import TimedMessage, carry_s, end_of, link_ends, ready_times
+from ..planning.lanes import TimedMessage, carry_parts, end_of, link_ends, ready_times
 
 MOST_COMBINED = 500
 """The most combinations of offloaded tensors that are all tried."""
@@ -71,8 +70,8 @@ def espresso(
     settings: dict[str, Setting] = {"compressor": compressor, "density": density}
     settings |= {"divisible": divisible, "offload": offload}
     found = []
-    for count in range(1, len(lanes.carries_s) + 1):
-        own = replace(lanes, carries_s=dict(list(lanes.carries_s.items())[:count]))
+    for count in range(1, len(lanes.carries) + 1):
+        own = replace(lanes, carries=dict(list(lanes.carries.items())[:count]))
         select(own)
         found.append(own.plan(profile.model, settings, exchanges))
         if offload and lanes.has_inline:
@@ -95,6 +94,24 @@ def _exchanges(compressor: str, density: float, divisible: bool) -> dict[str, Ex
     }
 
 
+class _Carry(NamedTuple):
+    """The seconds of a tensor by an option: on the wire, also cut into parts, and of its encode."""
+
+    seconds: float
+    parts: tuple[tuple[float, float], ...] = ()
+    """See ``TimedMessage``."""
+    encode_s: float = 0.0
+    """On the compute lane; 0 where the encode is among ``parts``."""
+
+    @classmethod
+    def of(cls, tensor: ProfiledTensor, exchange: ExchangeSetting, cluster: Cluster) -> _Carry:
+        parts, encode_s = carry_parts([tensor], exchange, cluster, is_encoded=False), 0.0
+        if cluster.ranks_per_host == 1 and parts and not parts[0][0]:
+            (_, encode_s), *rest = parts
+            parts = tuple(rest)
+        return cls(sum(map(sum, parts)), parts, encode_s)
+
+
 @dataclass
 class _Lanes:
     """The tensors in backward order with the seconds of their options, and what is chosen so far.
@@ -108,11 +125,10 @@ class _Lanes:
     backward_s: list[float]
     """Seconds of each layer, in backward order."""
     inline: LineFit
-    beside: LineFit
-    carries_s: dict[str, list[float]]
-    """Seconds on the wire of each tensor by each option; ``DENSE`` is one of them."""
+    carries: dict[str, list[_Carry]]
+    """The seconds of each tensor by each option; ``DENSE`` is one of them."""
     has_inline: bool
-    """Whether encodes may be within the backward pass; else they are among ``carries_s``."""
+    """Whether encodes may be within the backward pass; else they are among the parts."""
     options: list[str] = field(init=False)
     offloaded: list[bool] = field(init=False)
 
@@ -136,19 +152,17 @@ class _Lanes:
             if tensor.numel
         ]
         tensors = [tensor for tensor, _ in placed]
-        carries_s = {DENSE: [cluster.all_reduce_s(one.size_bytes) for one in tensors]}
+        carries = {DENSE: [_Carry(cluster.all_reduce_s(one.size_bytes)) for one in tensors]}
         alike = {(one.numel, one.dtype): one for one in tensors}
         for name, exchange in exchanges.items() if cluster.num_ranks > 1 else ():
-            alone_s = {key: carry_s([one], exchange, cluster) for key, one in alike.items()}
-            carries_s[name] = [alone_s[one.numel, one.dtype] for one in tensors]
-        codec = cluster.codecs.get(compressor)
+            alone = {key: _Carry.of(one, exchange, cluster) for key, one in alike.items()}
+            carries[name] = [alone[one.numel, one.dtype] for one in tensors]
         return cls(
             tensors=tensors,
             layers=[place for _, place in placed],
             backward_s=[layer.backward_s for layer in backward],
             inline=cluster.inline_line(compressor) or NOTHING,
-            beside=NOTHING if codec is None else codec.encode,
-            carries_s=carries_s,
+            carries=carries,
             has_inline=cluster.ranks_per_host == 1,
         )
 
@@ -157,13 +171,13 @@ class _Lanes:
         inline_s = [0.0] * len(self.backward_s)
         messages = []
         for place, option in enumerate(self.options):
-            layer, numel = self.layers[place], self.tensors[place].numel
+            layer, carry = self.layers[place], self.carries[option][place]
             works: tuple[tuple[int, float], ...] = ()
             if option != DENSE and self.offloaded[place]:
-                works = ((layer, self.beside.seconds(numel)),)
+                works = ((layer, carry.encode_s),)
             elif option != DENSE:
-                inline_s[layer] += self.inline.seconds(numel)
-            messages.append(TimedMessage(layer, works, self.carries_s[option][place]))
+                inline_s[layer] += self.inline.seconds(self.tensors[place].numel)
+            messages.append(TimedMessage(layer, works, carry.seconds, carry.parts))
         return ready_times(self.backward_s, inline_s), messages
 
     def seconds(self) -> float:
@@ -186,10 +200,10 @@ class _Lanes:
     def shortest(self, place: int) -> str:
         """The compressed option of a tensor that is on the wire for the least time.
 
-        All take the same encode, so no other one makes the iteration shorter.
+        Encodes differ by a chunk at most, so hardly another one makes the iteration shorter.
         """
-        compressed = (option for option in self.carries_s if option != DENSE)
-        return min(compressed, key=lambda option: self.carries_s[option][place])
+        compressed = (option for option in self.carries if option != DENSE)
+        return min(compressed, key=lambda option: self.carries[option][place].seconds)
 
     def plan(
         self, model: str, settings: dict[str, Setting], exchanges: dict[str, ExchangeSetting]
@@ -219,7 +233,7 @@ def select(lanes: _Lanes) -> None:
     Of tensors of one size the one closest to the output layer goes first. Tensors sent before a
     bubble stay uncompressed, and are dropped.
     """
-    if lanes.carries_s.keys() == {DENSE}:
+    if lanes.carries.keys() == {DENSE}:
         return
     falling = sorted(
         range(len(lanes.tensors)), key=lambda place: (-lanes.tensors[place].size_bytes, place)

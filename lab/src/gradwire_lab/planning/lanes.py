@@ -1,12 +1,14 @@
 """The clock of planners that choose where gradients are encoded: backward pass, lane and link.
 
-It is the simulator's timeline of one rank at credit 1, but for one thing: what is computed behind a
-transfer counts as a part of it, and never waits for the lane. So it takes microseconds a message,
-and planners that try thousands of choices judge them by it. ``price.py`` has the last word.
+It is the simulator's timeline of one rank at credit 1, but for one thing: what is computed beside a
+transfer, or behind it where a message's ``parts`` are not given, counts as a part of it, and never
+waits for the lane. So it takes microseconds a message, and planners that try thousands of choices
+judge them by it. ``price.py`` has the last word.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import inf
@@ -29,6 +31,9 @@ class TimedMessage(NamedTuple):
     """Encodes on the compute lane: the layer that each waits for, and its seconds."""
     carry_s: float
     """Seconds from the first transfer to the end."""
+    parts: tuple[tuple[float, float], ...] = ()
+    """``carry_s`` cut into seconds on the link and those on the compute lane behind them; () where
+    nothing is computed, or where such computations are taken to wait for none."""
 
 
 def ready_times(backward_s: Iterable[float], inline_s: Iterable[float]) -> list[float]:
@@ -37,13 +42,36 @@ def ready_times(backward_s: Iterable[float], inline_s: Iterable[float]) -> list[
 
 
 def link_ends(ready_s: Sequence[float], messages: Iterable[TimedMessage]) -> Iterator[float]:
-    """When each message leaves the link, one message at a time."""
-    lane, link = Lane(), Lane()
-    for last, works, carry_s in messages:
-        start_s = ready_s[last]
-        for layer, seconds in works:
-            start_s = max(start_s, lane.take(ready_s[layer], seconds))
-        yield link.take(start_s, carry_s)
+    """When each message leaves the link, one message at a time.
+
+    The lane takes encodes in the order of their messages. A computation behind a transfer comes
+    before the encodes of later messages, and waits for one that is under way.
+    """
+    every, lane, link = list(messages), Lane(), Lane()
+    encodes = deque(
+        (place, ready_s[layer], seconds)
+        for place, message in enumerate(every)
+        for layer, seconds in message.works
+    )
+    start_s = [ready_s[message.last] for message in every]
+
+    def encode() -> None:
+        place, from_s, seconds = encodes.popleft()
+        start_s[place] = max(start_s[place], lane.take(from_s, seconds))
+
+    for place, message in enumerate(every):
+        while encodes and encodes[0][0] <= place:
+            encode()
+        if not message.parts:
+            yield link.take(start_s[place], message.carry_s)
+            continue
+        now_s = max(start_s[place], link.free_s)
+        for wire_s, lane_s in message.parts:
+            now_s += wire_s
+            while lane_s and encodes and max(encodes[0][1], lane.free_s) < now_s:
+                encode()
+            now_s = lane.take(now_s, lane_s) if lane_s else now_s
+        yield link.take(now_s, 0.0)
 
 
 def end_of(ready_s: Sequence[float], messages: Iterable[TimedMessage]) -> float:
@@ -59,9 +87,23 @@ def carry_s(
     Hosts of several ranks cannot have encoded it, so there the encode is among these. Infinite
     where it holds more elements than are sparsified together.
     """
+    return sum(map(sum, carry_parts(tensors, exchange, cluster)))
+
+
+def carry_parts(
+    tensors: Sequence[ProfiledTensor],
+    exchange: ExchangeSetting,
+    cluster: Cluster,
+    *,
+    is_encoded: bool = True,
+) -> tuple[tuple[float, float], ...]:
+    """The seconds of ``carry_s`` on the link, and of what is computed behind each transfer.
+
+    Where the message is not encoded yet, a part without a transfer may come first: the encode.
+    """
     if sum(one.numel for one in tensors) > MOST_ELEMENTS:
-        return inf
-    names = tuple(one.name for one in tensors)
+        return ((inf, 0.0),)
+    names = tuple(one.name for one in tensors if is_encoded)
     message = PlannedMessage(
         chunks=chunks_in(Arrival(one, 0.0) for one in tensors), exchange="own", inline=names
     )
@@ -69,4 +111,13 @@ def carry_s(
     profile = Profile(model="alone", source="made up", batch_size=1, layers=(layer,))
     plan = Plan(planner="alone", model="alone", messages=(message,), exchanges={"own": exchange})
     timing = run_on_clock(plan, profile, cluster)
-    return timing.message_end_s[0] - timing.message_start_s[0]
+    sent = sorted((s.start_s, s.end_s) for s in timing.spans if s.lane == "communication")
+    until_s, *later = timing.message_start_s[0], *sent, (timing.message_end_s[0],)
+    parts, wire_s = [], 0.0
+    for from_s, *ends_s in later:
+        if from_s > until_s:
+            parts.append((wire_s, from_s - until_s))
+            wire_s = 0.0
+        for until_s in ends_s:
+            wire_s += until_s - from_s
+    return (*parts, (wire_s, 0.0)) if wire_s else tuple(parts)
