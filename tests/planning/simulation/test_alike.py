@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from gradwire.collective.casync_ps import casync_ps
+from gradwire.collective.zen import zen
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
 from gradwire.contract.spec import CHUNK_ALIGNMENT, TensorSpec, squarest
 from gradwire.contract.verbs import AllReduce
 from gradwire.exchange.by_name import by_name
+from gradwire.exchange.pair import Pair
 from gradwire.exchange.two_level import on_hosts
 from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
@@ -109,7 +112,12 @@ def law_stretches_are_each_of_their_ranks(exchange: Exchange, cluster: Cluster) 
                 assert sorted(map(repr, one.wire)) == sorted(map(repr, other.wire))
 
 
-FEW = [one for one in SPREAD if isinstance(getattr(one, "codec", None), topk)]
+FEW = [
+    one
+    for one in SPREAD
+    if isinstance(one, Pair) and isinstance(one.codec, topk)
+    if isinstance(one.collective, casync_ps | zen)
+]
 
 
 @each("exchange", FEW, ids=name_of)
