@@ -56,7 +56,7 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         import gradwire.dsl.gpu.device
-        import gradwire.kernels.sparse.gpu.partition_device  # noqa: F401
+        import gradwire.kernels.sparse.permutation_device  # noqa: F401
 
         if find_spec("gradwire_lab") is not None:
             import gradwire_lab.dsl.runs_device

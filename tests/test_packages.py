@@ -30,7 +30,8 @@ class Refused:
 sys.meta_path.insert(0, Refused())
 import gradwire
 
-frameworks = ("gradwire.integrations.", "gradwire.dsl.gpu.", "gradwire.kernels.sparse.gpu.")
+frameworks = ("gradwire.integrations.", "gradwire.dsl.gpu.")
+frameworks += ("gradwire.kernels.sparse.permutation_device",)
 for module in pkgutil.walk_packages(gradwire.__path__, "gradwire."):
     if not module.name.startswith(frameworks):
         importlib.import_module(module.name)

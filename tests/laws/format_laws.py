@@ -57,13 +57,8 @@ def loses_nothing(
     num_units: int,
     world: int,
     permutation: Any,
-    *,
-    by_place: bool = True,
 ) -> None:
-    """Each part has exactly the entries whose places are its own, duplicates included.
-
-    They ascend, unless ``by_place`` says that they need not.
-    """
+    """Each part has just the entries whose places are its own, ascending, with duplicates."""
     found = partition(entries, num_units, world, permutation)
     assert sum(found.counts_W) == entries.num, "entries were lost or made up"
     seen = []
@@ -72,7 +67,7 @@ def loses_nothing(
         inside = bool(((own.indices_K >= 0) & (own.indices_K < part.length)).all())
         assert inside, f"part {rank} has a place outside"
         ascends = bool((own.indices_K[1:] >= own.indices_K[:-1]).all())
-        assert ascends or not by_place, f"part {rank} does not ascend"
+        assert ascends, f"part {rank} does not ascend"
         seen.append(Entries(part.indices(own.indices_K), own.values, own.width))
     indices_K = torch.cat([one.indices_K for one in seen])
     units_Kw = torch.cat([one.values for one in seen]).view(-1, entries.width)

@@ -1,4 +1,4 @@
-"""The partition in Triton, where there is no GPU under its interpreter: lossless, both ways."""
+"""The permutation and algorithm 1 in Triton, where there is no GPU under its interpreter."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradwire.kernels.sparse.entries import Entries, Parts
-from gradwire.kernels.sparse.gpu import partition_launch as gpu
 from gradwire.kernels.sparse.partition import partition
-from gradwire.kernels.sparse.permutation import Permutation
+from gradwire.kernels.sparse.permutation import Permutation, places_on_gpu
 from gradwire_lab.hashing.algorithm_1 import algorithm_1
 from tests.each import each
-from tests.laws.format_laws import loses_nothing
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="no triton"),
@@ -38,10 +36,6 @@ def on_device(entries: Entries) -> Entries:
 def on_cpu(parts: Parts) -> Parts:
     indices_K, values, width = parts.entries
     return Parts(parts.counts_W, Entries(indices_K.cpu(), values.cpu(), width))
-
-
-def two_passes(entries: Entries, *where: Any) -> Parts:
-    return on_cpu(gpu.two_passes(on_device(entries), *where))
 
 
 def hashed(entries: Entries, *where: Any, **memory: int) -> Parts:
@@ -72,7 +66,6 @@ def as_sets(parts: Parts, world: int) -> list[list[tuple[Any, ...]]]:
 
 
 WAYS = {
-    "two passes": two_passes,
     "algorithm 1": hashed,
     "one rehash": partial(hashed, rehashes=1),
     "little parallel memory": partial(hashed, parallel=64),
@@ -92,7 +85,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("way", ["two passes", "algorithm 1", "no room at all"])
+@pytest.mark.parametrize("way", ["algorithm 1", "no room at all"])
 @each("case", CASES)
 def test_nothing_is_lost_and_parts_are_those_of_the_definition(way: str, case: str) -> None:
     num_units, world, entries = CASES[case]
@@ -123,9 +116,6 @@ def agree(
     want = partition(entries, num_units, world, shuffle)
     assert found.counts_W == want.counts_W
     assert as_sets(found, world) == as_sets(want, world)
-    if way == "two passes":
-        given = entries, num_units, world, shuffle
-        loses_nothing(lambda *_: found, *given, by_place=False)
 
 
 @each("numel", [1, 2, 3, 1000, 4096, 4097, 2**31 - 1])
@@ -133,8 +123,9 @@ def test_the_permutation_has_the_same_bits(numel: int) -> None:
     draw = torch.Generator().manual_seed(1)
     indices_K = torch.randint(numel, (300,), generator=draw, dtype=torch.int64).int()
     shuffle = Permutation(numel, seed=5)
-    found_K = gpu.places(indices_K.to(DEVICE), shuffle).cpu()
-    assert torch.equal(found_K, shuffle.places(indices_K))
+    found_K = torch.empty_like(indices_K, device=DEVICE)
+    places_on_gpu(indices_K.to(DEVICE), shuffle, found_K)
+    assert torch.equal(found_K.cpu(), shuffle.places(indices_K))
 
 
 def test_what_overflows_is_counted() -> None:
@@ -154,14 +145,14 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gradwire.kernels.sparse.gpu import partition_device as device
+from gradwire.kernels.sparse.permutation_device import permute
 from gradwire_lab.hashing import hash_device
 
 shapes = {"WORLD": 8, "BLOCK": 1024, "REHASHES": 3}
 scalars = {"num_entries", "num_blocks", "length", "parallel", "serial", "last"}
 ones = shapes | dict.fromkeys(scalars, 1)  # a launch makes every 1 that it is given a constant
-given = [(kernel, shapes) for kernel in (device.permute, device.count, device.move)]
-for kernel, fixed in (*given, (hash_device.hash_entries, shapes), (hash_device.hash_entries, ones)):
+hashing = hash_device.hash_entries
+for kernel, fixed in ((permute, shapes), (hashing, shapes), (hashing, ones)):
     names = kernel.arg_names
     constants = {name: fixed[name] for name in names if name in fixed}
     types = {name: "i32" if name in scalars else "*i32" for name in names}
@@ -179,11 +170,11 @@ def test_kernels_compile_for_a_gpu_that_need_not_be_there(tmp_path: Path) -> Non
         [sys.executable, "-c", COMPILE], env=variables, capture_output=True, text=True, timeout=110
     )
     assert found.returncode == 0, found.stderr
-    permute, count, move, hashing, single = found.stdout.splitlines()
-    for ptx in (permute, count, move, hashing, single):
+    permute, hashing, single = found.stdout.splitlines()
+    for ptx in (permute, hashing, single):
         assert ".target sm_80" in ptx
         assert "ld.local" not in ptx
-    assert "atom" not in permute + count + move  # their order does not depend on timing
+    assert "atom" not in permute  # its order does not depend on timing
     assert "atom.global" in hashing
     assert ".cas.b32" in hashing
     assert ".add.u32" in hashing

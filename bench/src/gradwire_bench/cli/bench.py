@@ -204,7 +204,7 @@ def partition(
 ) -> None:
     """Time partition, merge and hash bitmaps of one rank against the transfer that they save.
 
-    On a GPU: the partition in two passes against ZEN's algorithm 1.
+    On a GPU: the partition by a sort against ZEN's algorithm 1.
     """
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise invalid("device", device, "cpu, or cuda where torch has one", "leave it out")

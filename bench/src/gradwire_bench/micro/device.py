@@ -5,7 +5,7 @@ Four parts, each of which runs by itself:
 * ``kernels``: the device's copy bandwidth; every compressor's encode and decode as a share of it
   (bytes that must move, by ``micro/kernel.py``), beside eager torch and ``torch.compile``;
   registers of ``onebit`` at block 65536, whose block is longer than one tile.
-* ``partition``: ZEN's figure 16: 5.2 % of 214 million elements, in two passes and by algorithm 1.
+* ``partition``: ZEN's figure 16: 5.2 % of 214 million elements, by a sort and by algorithm 1.
 * ``offload``: SSFusion's table III: DGC of 10 KB to 10,000 KB on the device, or by the host from
   pinned memory, and what either takes of a loop of matrix products meanwhile (``offload.py``).
 * ``training``: a transformer of 100 million parameters, ``ranks`` processes on the one GPU over
@@ -34,7 +34,6 @@ from gradwire.contract import Compressor
 from gradwire.contract.units import format_rate
 from gradwire.errors import UnknownName, invalid
 from gradwire.kernels.sparse.entries import Entries
-from gradwire.kernels.sparse.gpu import partition_launch as gpu_partition
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.micro.kernel import COPY_BYTES, KernelCase, codec_cases, shipped
@@ -243,7 +242,7 @@ def _partitions(bench: DeviceBench) -> list[Row]:
     given = Entries(indices_K, values), bench.zen_numel, 8, Permutation(bench.zen_numel, seed=1)
     ways: dict[str, Callable[..., Any]] = {"cpu": partition}
     if device.type == "cuda":
-        ways = {"two passes": gpu_partition.two_passes, "algorithm 1": algorithm_1}
+        ways = {"sort by place": partition, "algorithm 1": algorithm_1}
     rows: list[Row] = []
     for name, way in ways.items():
         call = functools.partial(way, *given)

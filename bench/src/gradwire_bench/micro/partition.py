@@ -4,8 +4,8 @@ A round is: a copy of the vector (what the memory does just then), the partition
 entries, the merge of all ranks' entries of one part, its hash bitmap, and the dense vector made of
 the hash bitmaps of all parts. ``zen`` is the sum of the last four, beside the
 seconds that its messages save on a link: the bytes of a dense all-reduce (2 (W - 1) / W of the
-vector) less those pushed and pulled. On a GPU the partition is timed both ways: in two passes, and
-by algorithm 1 with its hash table.
+vector) less those pushed and pulled. On a GPU the partition is timed both ways: by a sort, and by
+algorithm 1 with its hash table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries, parts_of
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
-from gradwire.kernels.sparse.gpu import partition_launch as gpu
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
@@ -132,7 +131,7 @@ def _on_gpu(draws: IndexDraws, rounds: int, device: torch.device) -> list[Row]:
     where = (held, draws.numel, draws.world, Permutation(draws.numel, seed=1))
     times = _in_turn(
         {
-            "two passes": partial(gpu.two_passes, *where),
+            "sort by place": partial(partition, *where),
             "algorithm 1": partial(algorithm_1, *where),
         },
         rounds,

@@ -7,7 +7,7 @@ Differences: h0 is the permutation, so parts are equally large (technique 3 asks
     lost. A cell holds the entry's number and -1 marks an empty one. Where a part's serial memory is
     full, entries go to a list of their own and are put into their parts afterwards: ``Spill``
     counts them. It needs a table of 2.2 cells an entry that has to be cleared before and read
-    after, where the library's two passes need none.
+    after, where the library's sort needs none.
 
 Legend: K entries, W parts.
 """
@@ -20,8 +20,11 @@ from typing import Any, NamedTuple
 import torch
 
 from gradwire.kernels.sparse.entries import Entries, Parts, part_length
-from gradwire.kernels.sparse.gpu.partition_launch import BLOCK, check_range, places, taken
-from gradwire.kernels.sparse.permutation import Permutation
+from gradwire.kernels.sparse.partition import check_range
+from gradwire.kernels.sparse.permutation import Permutation, places_on_gpu
+
+BLOCK = 1024
+"""Entries of a program."""
 
 REHASHES = 3
 """The number of rehashes, k in algorithm 1."""
@@ -53,7 +56,10 @@ def algorithm_1(
     """
     check_range(entries, num_units)
     length = max(1, part_length(num_units, world))
-    places_K = places(entries.indices_K, permutation)
+    places_K = entries.indices_K
+    if permutation is not None:
+        places_K = torch.empty_like(places_K)
+        places_on_gpu(entries.indices_K, permutation, places_K)
     r1 = max(1, -(-(2 * entries.num if parallel is None else parallel) // world))
     r2 = -(-r1 // 10) if serial is None else -(-serial // world)
     last = world * (r1 + r2)
@@ -81,7 +87,8 @@ def algorithm_1(
         order_K = order_K[(places_K[order_K.long()] // length).argsort(stable=True)]
     placed_K = places_K[order_K.long()]
     counts_W = (placed_K // length).bincount(minlength=world)
-    parts = Parts(tuple(counts_W.tolist()), taken(entries, placed_K % length, order_K))
+    units = entries.values.view(-1, entries.width)[order_K.long()].reshape(-1)
+    parts = Parts(tuple(counts_W.tolist()), Entries(placed_K % length, units, entries.width))
     return parts, Spill(sum(min(taken, r2) for taken in taken_W), fallback)
 
 

@@ -8,7 +8,6 @@
 ``scatter``      entries of a part written to the dense vector
 ``formats``      layouts on the wire, one a file
 ``choose``       the smallest of them, by counts that all ranks know
-``gpu``          Triton forms of the partition
 
 A *unit* is ``width`` adjacent elements that travel together: 1 for single elements, the number of
 columns for rows of an embedding, 256 for OmniReduce's blocks. A vector of N elements has

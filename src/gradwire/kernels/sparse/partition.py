@@ -5,8 +5,7 @@ Differences: no hash table, so no collision, no rehash and no serial memory, but
     place. An index may occur more than once; entries of one place stay in their order.
 
 Formats and the merge need ascending places. The result does not depend on the number of threads.
-On a GPU (``gpu.partition.two_passes``) entries are grouped in two passes, and then sorted within
-their parts.
+On a GPU the definition serves: a stable sort by place.
 
 Legend: K entries, W parts.
 """
@@ -19,10 +18,9 @@ import torch
 from torch import Tensor
 
 from ...errors import invalid
-from ..libraries import has_triton, loader
+from ..libraries import loader
 from .bits import NO_MEMORY
 from .entries import Entries, Parts, check_entries, out_of_range, part_length
-from .gpu import partition_launch as gpu
 from .permutation import Permutation
 
 _load_partition = loader("partition")
@@ -54,44 +52,14 @@ def partition(
         given = f"{out.num} of {out.values.dtype}"
         accepted = f"room for {entries.num} of {entries.values.dtype}"
         raise invalid("places_K and values", given, accepted, "make them for these entries")
-    library = _library(entries, out.values)
-    if library is not None:
-        return Parts(_run(library, entries, out, num_units, world, permutation), out)
-    grouped = _grouped(entries, num_units, world, permutation)
-    out.indices_K.copy_(grouped.entries.indices_K)
-    out.values.copy_(grouped.entries.values)
-    return Parts(grouped.counts_W, out)
-
-
-def _check(entries: Entries, num_units: int, world: int, permutation: Permutation | None) -> None:
-    check_entries(entries)
-    if world < 1:
-        raise invalid("world", world, "at least 1", "give the number of ranks")
-    if permutation is not None and permutation.numel != num_units:
-        raise invalid(
-            "permutation",
-            f"of {permutation.numel}",
-            f"one of {num_units} units",
-            "make it for the vector's number of units",
-        )
-
-
-def _library(entries: Entries, values: Tensor) -> ctypes.CDLL | None:
-    """The C++ library, which moves units of any dtype; None where tensors are not in the CPU's
-    memory or not contiguous, or where there is no library."""
-    tensors = (*entries[:2], values)
+    tensors = (*entries[:2], out.values)  # units of any dtype are moved
     on_cpu = all(one.device.type == "cpu" and one.is_contiguous() for one in tensors)
-    return _load_partition() if on_cpu else None
-
-
-def _run(
-    library: ctypes.CDLL,
-    entries: Entries,
-    out: Entries,
-    num_units: int,
-    world: int,
-    permutation: Permutation | None,
-) -> tuple[int, ...]:
+    library = _load_partition() if on_cpu else None
+    if library is None:
+        grouped = _reference(entries, num_units, world, permutation)
+        out.indices_K.copy_(grouped.entries.indices_K)
+        out.values.copy_(grouped.entries.values)
+        return Parts(grouped.counts_W, out)
     counts_W = (ctypes.c_int64 * world)()
     bad = library.gw_partition(
         entries.indices_K,
@@ -110,36 +78,38 @@ def _run(
         raise MemoryError(f"partition of {entries.num} entries: no memory for their places")
     if bad >= 0:
         raise out_of_range(bad, int(entries.indices_K[bad]), num_units)
-    return tuple(counts_W)
+    return Parts(tuple(counts_W), out)
 
 
-def _grouped(
-    entries: Entries, num_units: int, world: int, permutation: Permutation | None
-) -> Parts:
-    """The partition without the C++: in Triton on a GPU, else by the definition."""
-    if entries.indices_K.device.type != "cuda" or not has_triton():
-        return _reference(entries, num_units, world, permutation)
-    counts_W, grouped = gpu.two_passes(entries, num_units, world, permutation)
-    sizes_W = torch.tensor(counts_W, device=grouped.indices_K.device)
-    part_K = torch.arange(world, device=sizes_W.device).repeat_interleave(sizes_W)
-    return Parts(counts_W, _sorted(grouped, part_K * num_units + grouped.indices_K))
+def _check(entries: Entries, num_units: int, world: int, permutation: Permutation | None) -> None:
+    check_entries(entries)
+    if world < 1:
+        raise invalid("world", world, "at least 1", "give the number of ranks")
+    if permutation is not None and permutation.numel != num_units:
+        raise invalid(
+            "permutation",
+            f"of {permutation.numel}",
+            f"one of {num_units} units",
+            "make it for the vector's number of units",
+        )
 
 
 def _reference(
     entries: Entries, num_units: int, world: int, permutation: Permutation | None
 ) -> Parts:
     """The definition of a partition: a stable sort by place."""
+    check_range(entries, num_units)
     indices_K, values, width = entries
-    bad = ((indices_K < 0) | (indices_K >= num_units)).nonzero()
-    if bad.numel():
-        raise out_of_range(int(bad[0]), int(indices_K[bad[0]]), num_units)
     places_K = indices_K if permutation is None else permutation.places(indices_K)
     length = max(1, part_length(num_units, world))
     counts_W = (places_K // length).bincount(minlength=world).tolist()
-    return Parts(tuple(counts_W), _sorted(Entries(places_K % length, values, width), places_K))
+    order_K = places_K.argsort(stable=True)
+    units = values.view(-1, width)[order_K].reshape(-1)
+    return Parts(tuple(counts_W), Entries((places_K % length)[order_K], units, width))
 
 
-def _sorted(entries: Entries, keys_K: Tensor) -> Entries:
-    order_K = keys_K.argsort(stable=True)
-    units_Kw = entries.values.view(-1, entries.width)[order_K]
-    return Entries(entries.indices_K[order_K], units_Kw.reshape(-1), entries.width)
+def check_range(entries: Entries, num_units: int) -> None:
+    """Raises InvalidSetting where an index is not in [0, ``num_units``)."""
+    bad = ((entries.indices_K < 0) | (entries.indices_K >= num_units)).nonzero()
+    if bad.numel():
+        raise out_of_range(int(bad[0]), int(entries.indices_K[bad[0]]), num_units)

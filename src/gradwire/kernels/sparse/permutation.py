@@ -11,7 +11,7 @@ above numel is sent through again until it is below (cycle walking), in less tha
 average. The shift by half a word brings high bits down, and the product brings low bits up. Parts
 are told apart by the high bits, which every bit of the index reaches in each round.
 
-Every implementation has the same bits: this one, csrc/permutation.h and gpu/partition_device.py.
+Every implementation has the same bits: this one, csrc/permutation.h and permutation_device.py.
 Legend: K indices.
 """
 
@@ -26,11 +26,13 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..libraries import INT32_MAX, loader
+from ..libraries import INT32_MAX, has_triton, loader
 
 _load_partition = loader("partition")
 
 ROUNDS = 3
+_PROGRAM = 1024
+"""Indices of a program on a GPU."""
 _WORD = 2**64 - 1
 
 
@@ -122,6 +124,9 @@ class Permutation:
         outside = ((given_K < 0) | (given_K >= self.numel)).nonzero()
         if outside.numel():
             return int(outside[0])
+        if out.is_cuda and out.is_contiguous() and not inverse and has_triton():
+            places_on_gpu(given_K.contiguous(), self, out)
+            return -1
         once = self._undone if inverse else self._done
         x_K = once(given_K.long())
         while bool((x_K >= self.numel).any()):
@@ -142,6 +147,16 @@ class Permutation:
             x_K = ((x_K - one.addend) * one.inverse) & mask
             x_K = x_K ^ (x_K >> self.shift)
         return x_K
+
+
+def places_on_gpu(indices_K: Tensor, permutation: Permutation, out_K: Tensor) -> None:
+    """The places of indices in range, by one launch of Triton; both vectors are contiguous."""
+    from .permutation_device import permute
+
+    words = torch.tensor(list(permutation.constants), dtype=torch.int64, device="cpu")
+    constants = words.to(torch.int32).to(indices_K.device)
+    programs = max(1, -(-indices_K.numel() // _PROGRAM))
+    permute[(programs,)](indices_K, constants, out_K, indices_K.numel(), BLOCK=_PROGRAM)
 
 
 def _mixed(counter: int, seed: int) -> int:
