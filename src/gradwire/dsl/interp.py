@@ -11,8 +11,10 @@ double precision and rounded once. So results do not depend on threads or on the
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,7 +93,7 @@ def run(kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws
 def fold_constant(found: Node) -> bool | int | float:
     """The value of an operation on constants."""
     sources = [torch.tensor([[s.arg]], dtype=torch_dtype(s.dtype)) for s in found.sources]
-    value = _POINTWISE[found.op](found, *sources).item()
+    value = applied(found, *sources).item()
     assert isinstance(value, bool | int | float)
     return value
 
@@ -124,7 +126,7 @@ def _value(found: Node, sources: list[Tensor], call: _Call) -> Tensor:
             value, keep = (s.expand(call.num_blocks, call.length) for s in sources)
             return _reduced(found.arg, value, keep & call.valid_BL)
         case _:
-            return _POINTWISE[found.op](found, *sources)
+            return applied(found, *sources)
 
 
 def _cast(found: Node, value: Tensor) -> Tensor:
@@ -136,40 +138,64 @@ def _cast(found: Node, value: Tensor) -> Tensor:
     return value.to(torch.int64).clamp(low, high).int()
 
 
-def _smaller(_: Node, a: Tensor, b: Tensor) -> Tensor:
+def _smaller(a: Tensor, b: Tensor) -> Tensor:
     return torch.where((a < b) | (a != a), a, b)
 
 
-def _greater(_: Node, a: Tensor, b: Tensor) -> Tensor:
+def _greater(a: Tensor, b: Tensor) -> Tensor:
     return torch.where((a > b) | (a != a), a, b)
 
 
-_POINTWISE: dict[Op, Callable[..., Tensor]] = {
-    Op.ADD: lambda _, a, b: a + b,
-    Op.SUB: lambda _, a, b: a - b,
-    Op.MUL: lambda _, a, b: a * b,
-    Op.DIV: lambda _, a, b: a / b,
-    Op.SMALLER: _smaller,
-    Op.GREATER: _greater,
-    Op.NEG: lambda _, a: -a,
-    Op.ABS: lambda _, a: a.abs(),
-    Op.FLOOR: lambda _, a: a.floor(),
-    Op.ROUND: lambda _, a: a.round(),
-    Op.SQRT: lambda _, a: a.double().sqrt().float(),  # in float32 torch's is off by a last place
-    Op.FINITE: lambda _, a: a.isfinite(),
-    Op.CANONICAL: lambda _, a: canonical(a),
-    Op.LESS: lambda _, a, b: a < b,
-    Op.AT_MOST: lambda _, a, b: a <= b,
-    Op.EQUAL: lambda _, a, b: a == b,
-    Op.AND: lambda _, a, b: a & b,
-    Op.OR: lambda _, a, b: a | b,
-    Op.NOT: lambda _, a: ~a,
-    Op.SHL: lambda _, a, b: a << (b & 31),
-    Op.SHR: lambda _, a, b: a >> (b & 31),
-    Op.WHERE: lambda _, c, a, b: torch.where(c, a, b),
-    Op.CAST: _cast,
-    Op.OPERATOR: lambda found, *operands: found.arg.interpreted(*operands),
+def canonical(value: Tensor) -> Tensor:
+    """``value`` with one zero and one NaN, whatever order of operations they came from."""
+    if not value.dtype.is_floating_point:
+        return value
+    return torch.where(value != value, torch.nan, value + 0.0)
+
+
+class Form(NamedTuple):
+    """An operation of elements: its definition over torch tensors, and its text elsewhere."""
+
+    interp: Callable[..., Tensor]
+    cpp: str
+    triton: str = ""
+    """Empty where it is that of C++."""
+
+
+FORMS: dict[Op, Form] = {
+    Op.ADD: Form(operator.add, "{} + {}"),
+    Op.SUB: Form(operator.sub, "{} - {}"),
+    Op.MUL: Form(operator.mul, "{} * {}"),
+    Op.DIV: Form(operator.truediv, "{} / {}", "tl.div_rn({}, {})"),
+    Op.SMALLER: Form(_smaller, "gw::smaller({}, {})", "gw.smaller({}, {})"),
+    Op.GREATER: Form(_greater, "gw::greater({}, {})", "gw.greater({}, {})"),
+    Op.NEG: Form(operator.neg, "-({})", "-{}"),
+    Op.ABS: Form(torch.abs, "gw::abs({})", "tl.abs({})"),
+    Op.FLOOR: Form(torch.floor, "gw::floor({})", "gw.floored({})"),
+    Op.ROUND: Form(torch.round, "gw::round({})", "gw.rounded({})"),
+    # In float32 torch's root is off by a last place.
+    Op.SQRT: Form(lambda a: a.double().sqrt().float(), "gw::sqrt({})", "tl.sqrt_rn({})"),
+    Op.FINITE: Form(torch.isfinite, "gw::finite({})", "gw.finite({})"),
+    Op.CANONICAL: Form(canonical, "gw::canonical({})", "gw.canonical({})"),
+    Op.LESS: Form(operator.lt, "{} < {}"),
+    Op.AT_MOST: Form(operator.le, "{} <= {}"),
+    Op.EQUAL: Form(operator.eq, "{} == {}"),
+    Op.AND: Form(operator.and_, "{} & {}"),
+    Op.OR: Form(operator.or_, "{} | {}"),
+    Op.NOT: Form(operator.invert, "!{}", "~{}"),
+    Op.SHL: Form(lambda a, b: a << (b & 31), "{} << ({} & 31)"),
+    Op.SHR: Form(lambda a, b: a >> (b & 31), "{} >> ({} & 31)"),
+    Op.WHERE: Form(torch.where, "{} ? {} : {}", "tl.where({}, {}, {})"),
 }
+
+
+def applied(found: Node, *operands: Tensor) -> Tensor:
+    """An operation of elements by its definition."""
+    if found.op is Op.CAST:
+        return _cast(found, *operands)
+    own = found.arg.interpreted if found.op is Op.OPERATOR else FORMS[found.op].interp
+    result: Tensor = own(*operands)
+    return result
 
 
 def _reduced(fold: Fold, value_BL: Tensor, keep_BL: Tensor) -> Tensor:
@@ -212,15 +238,8 @@ def evaluated(body: Node, operands: Mapping[Node, Tensor], like: Tensor | None =
         if found.op is Op.CONST:
             values[found] = torch.full_like(like, found.arg, dtype=torch_dtype(found.dtype))
         elif found not in values:
-            values[found] = _POINTWISE[found.op](found, *(values[s] for s in found.sources))
+            values[found] = applied(found, *(values[s] for s in found.sources))
     return values[body]
-
-
-def canonical(value: Tensor) -> Tensor:
-    """``value`` with one zero and one NaN, whatever order of operations they came from."""
-    if not value.dtype.is_floating_point:
-        return value
-    return torch.where(value != value, torch.nan, value + 0.0)
 
 
 def _read(found: Node, call: _Call) -> Tensor:

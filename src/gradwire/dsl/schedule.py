@@ -8,9 +8,14 @@ do it, except that what a kernel also reads is overwritten in the last pass that
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar
 
-from .ir import Buffer, Extent, Kernel, Node, Op, walk
+from .ir import FLOAT32, Buffer, DType, Extent, Fold, Kernel, Node, Op, neutral, walk
 
 
 @dataclass(frozen=True)
@@ -75,3 +80,112 @@ def _pass_of_store(target: Node, order: list[Node], levels: dict[Node, int]) -> 
 def _reads(found: Node, buffer: Buffer) -> bool:
     inner = walk(found.sources, Extent.ELEMENT)
     return any(n.op is Op.LOAD and n.arg == buffer for n in inner)
+
+
+# ---- the text of a block, whatever the back end ------------------------------------------------
+
+_LONGEST_INLINE = 48  # a longer expression gets a name
+
+
+class Text(ABC):
+    """The text within a block; remembers which names values have."""
+
+    texts: ClassVar[Mapping[Op, str]]
+    """The template of each operation of elements but casts and registered ones."""
+
+    def __init__(self) -> None:
+        self.names: dict[Node, str] = {}
+        self.numbers = count(1)
+        self.uses: Counter[Node] | None = None
+        """How often each value is an operand; None where that counts within one pass."""
+
+    @abstractmethod
+    def literal(self, value: float, dtype: DType) -> str:
+        """A constant of this type."""
+
+    def applied(self, found: Node, operands: Sequence[str]) -> str:
+        """An operation of operands that are texts, in parentheses unless it is a call."""
+        template = self.texts[found.op]
+        is_call = template.endswith(")") and not template.startswith("{")
+        return template.format(*(operands if is_call else map(grouped, operands)))
+
+    @abstractmethod
+    def expression(self, found: Node) -> str:
+        """A value, by the names of its operands."""
+
+    @abstractmethod
+    def named(self, found: Node, name: str, text: str) -> str:
+        """The line that gives a value its name."""
+
+    @abstractmethod
+    def stored(self, target: Node) -> str:
+        """The line of a store."""
+
+    def statements(self, order: tuple[Node, ...], roots: set[Node], prefix: str) -> list[str]:
+        """A line for each value, except for constants and for elements that are used once."""
+        uses = self.uses or Counter(source for found in order for source in found.sources)
+        lines = []
+        for found in order:
+            if found.op is Op.STORE:
+                lines.append(self.stored(found))
+                continue
+            text = self.expression(found)
+            once = uses[found] == 1 and found not in roots and len(text) <= _LONGEST_INLINE
+            if found.op is Op.CONST or (once and found.extent is Extent.ELEMENT):
+                self.names[found] = text  # values a block are named: later passes use them too
+                continue
+            name = self.names[found] = f"{prefix}{next(self.numbers)}"
+            lines.append(self.named(found, name, text))
+        return lines
+
+    def name_reductions(self, one: Pass) -> None:
+        """Gives the results of a pass their names."""
+        for found in one.reductions:
+            self.names[found] = f"{fold_name(found.arg)}{next(self.numbers)}"
+
+    def lane(self, found: Node) -> str:
+        """The name of a reduction's lanes."""
+        return f"{self.names[found]}_lane"
+
+    def fold(self, body: Node, a: str, b: str) -> str:
+        """The body of a fold as one expression of two names."""
+        if body.op is Op.ARG:
+            return (a, b)[body.arg]
+        if body.op is Op.CONST:
+            return self.literal(body.arg, body.dtype)
+        return self.applied(body, [self.fold(source, a, b) for source in body.sources])
+
+
+def pointer(buffer: Buffer) -> str:
+    """The buffer's name with an underscore: then it is no keyword, and none of our own names."""
+    return f"{buffer.name}_"
+
+
+def any_order(fold: Fold) -> bool:
+    """Whether the lanes may be combined in any order: sums, least, most."""
+    return neutral(fold.body) is not None
+
+
+def sums_floats(fold: Fold) -> bool:
+    """Whether the lanes are doubles."""
+    return any_order(fold) and fold.body.op is Op.ADD and fold.body.dtype is FLOAT32
+
+
+def fold_name(fold: Fold) -> str:
+    """The beginning of a result's name."""
+    return {Op.ADD: "sum", Op.SMALLER: "least", Op.GREATER: "most"}.get(fold.body.op, "fold")
+
+
+def is_always(keep: Node) -> bool:
+    """Whether a condition holds of every element."""
+    return keep.op is Op.CONST and bool(keep.arg)
+
+
+def grouped(text: str) -> str:
+    """``text`` in parentheses, unless it is one name, number or call."""
+    depth = 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == " " and not depth:
+            return f"({text})"
+    return text

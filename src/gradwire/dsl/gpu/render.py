@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import count
 
 import numpy as np
 
-from ..interp import LANES
+from .. import schedule
+from ..interp import FORMS, LANES
 from ..ir import (
     BOOL,
     FLOAT32,
@@ -37,109 +38,28 @@ from ..ir import (
     Node,
     Op,
     const,
-    neutral,
     node,
     store,
     walk,
 )
 from ..operators import support
-from ..schedule import Pass, passes
+from ..schedule import Pass, Text, any_order, grouped, is_always, passes, pointer, sums_floats
 
 # ---- Triton's words for the operations, types, numbers and memory of the IR --------------------
 #
-# Each operation is one line of ``_TEXT``; what needs more than a line is a function of device.py.
+# Operations are in ``interp.FORMS``; what needs more than a line is a function of device.py.
 
 _TEXT = {
+    **{found: form.triton or form.cpp for found, form in FORMS.items()},
     Op.SIZE: "n.to(tl.int32)",
     Op.PLACE: "(start + j).to(tl.int32)",
-    Op.ADD: "{} + {}",
-    Op.SUB: "{} - {}",
-    Op.MUL: "{} * {}",
-    Op.DIV: "tl.div_rn({}, {})",
-    Op.SMALLER: "gw.smaller({}, {})",
-    Op.GREATER: "gw.greater({}, {})",
-    Op.ABS: "tl.abs({})",
-    Op.FLOOR: "gw.floored({})",
-    Op.ROUND: "gw.rounded({})",
-    Op.SQRT: "tl.sqrt_rn({})",
-    Op.FINITE: "gw.finite({})",
-    Op.CANONICAL: "gw.canonical({})",
-    Op.LESS: "{} < {}",
-    Op.AT_MOST: "{} <= {}",
-    Op.EQUAL: "{} == {}",
-    Op.AND: "{} & {}",
-    Op.OR: "{} | {}",
-    Op.NOT: "~{}",
-    Op.SHL: "{} << ({} & 31)",
-    Op.SHR: "{} >> ({} & 31)",
-    Op.WHERE: "tl.where({}, {}, {})",
 }
-_CALLS = {found for found, text in _TEXT.items() if text.startswith(("tl.", "gw."))}
-
-
-_FOLDS = {Op.ADD: ("sum", "total"), Op.SMALLER: ("least", "least"), Op.GREATER: ("most", "most")}
-"""The name of each reduction in any order, and of the function of device.py for its lanes."""
-
-
-def pointer(buffer: Buffer) -> str:
-    """The buffer's name with an underscore: then it is no keyword, and none of our own names."""
-    return f"{buffer.name}_"
-
-
-def any_order(fold: Fold) -> bool:
-    """Whether the lanes may be combined in any order: sums, least, most."""
-    return neutral(fold.body) is not None
-
-
-def sums_floats(fold: Fold) -> bool:
-    """Whether the lanes are doubles."""
-    return any_order(fold) and fold.body.op is Op.ADD and fold.body.dtype is FLOAT32
-
-
-def fold_name(fold: Fold) -> str:
-    """The beginning of a result's name."""
-    return _FOLDS[fold.body.op][0] if any_order(fold) else "fold"
 
 
 def combined(fold: Fold, lanes: str) -> str:
     """All lanes combined in any order."""
-    return f"gw.{_FOLDS[fold.body.op][1]}({lanes})"
-
-
-def folded_text(body: Node, a: str, b: str) -> str:
-    """The body of a fold as one expression of two names."""
-    if body.op is Op.ARG:
-        return (a, b)[body.arg]
-    if body.op is Op.CONST:
-        return literal(body.arg, body.dtype)
-    return applied(body, [folded_text(source, a, b) for source in body.sources])
-
-
-def applied(found: Node, operands: list[str]) -> str:
-    """An operation of operands that are texts."""
-    if found.op is Op.CAST:
-        return _cast(found, operands[0])
-    if found.op is Op.OPERATOR:
-        template: str = found.arg.template("triton")
-        pairs = zip(found.sources, operands, strict=True)
-        return template.format(*(_tensor(source, text) for source, text in pairs))
-    if found.op not in _CALLS:
-        operands = [grouped(text) for text in operands]
-    if found.op is Op.NEG:  # -x is 0 - x in some versions of triton, which loses a zero's sign
-        template = "{} * -1.0" if found.dtype is FLOAT32 else "-{}"
-    else:
-        template = _TEXT[found.op]
-    return template.format(*operands)
-
-
-def grouped(text: str) -> str:
-    """``text`` in parentheses, unless it is one name, number or call."""
-    depth = 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if letter == " " and not depth:
-            return f"({text})"
-    return text
+    name = schedule.fold_name(fold)
+    return f"gw.{'total' if name == 'sum' else name}({lanes})"
 
 
 def _tensor(found: Node, text: str) -> str:
@@ -147,15 +67,6 @@ def _tensor(found: Node, text: str) -> str:
     if found.op is Op.CONST and not text.startswith("tl.full"):
         return f"tl.full((1, 1), {text}, {type_name(found.dtype)})"
     return f"({text})" if text[0] in "~-" else grouped(text)
-
-
-def _cast(found: Node, text: str) -> str:
-    """A conversion: saturating, towards zero, NaN to 0."""
-    if found.dtype is FLOAT32:
-        return f"{_tensor(found.sources[0], text)}.to(tl.float32)"
-    if found.dtype in UNSIGNED:
-        return f"gw.to_uint({text}, {found.dtype.top})"
-    return f"gw.to_int({text})"
 
 
 def code(buffer: Buffer, arguments: str, width: str = "") -> str:
@@ -175,20 +86,6 @@ def type_of(buffer: Buffer) -> str:
     return {FLOAT32: "float32", INT32: "int32"}.get(buffer.dtype, "uint8")
 
 
-def literal(value: float, dtype: DType) -> str:
-    """A constant of this type."""
-    if dtype is BOOL:
-        return "True" if value else "False"
-    if dtype is not FLOAT32:
-        return str(int(value))
-    if not math.isfinite(value):
-        return f'float("{value}")'
-    # A number below the smallest normal one would be taken for a double.
-    text = str(float(np.float32(value)))
-    tiny = 0 < abs(value) < float(np.finfo(np.float32).tiny)
-    return f"tl.full((1, 1), {text}, tl.float32)" if tiny else text
-
-
 # ---- the text of a kernel ----------------------------------------------------------------------
 
 
@@ -197,7 +94,6 @@ WHOLE = 16384
 
 _PIECE = 2048  # of blocks whose elements need not meet
 
-_LONGEST_INLINE = 48  # a longer expression gets a name
 
 _HEAD = """\
 import triton
@@ -319,45 +215,49 @@ def _word(place: int, buffer: Buffer) -> str:
     return f"gw.memory(words, {place}, tl.{type_of(buffer)}, {align})"
 
 
-class _Body:
-    """The text within a block; remembers which names values have."""
+class _Body(Text):
+    """The text within a block."""
+
+    texts = _TEXT
 
     def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
         self.row = row(kernel)
-        self.names: dict[Node, str] = {}
-        self.numbers = count(1)
+        self.width = "TILE"
+        """The elements of each row that are in hand at once."""
         order = list(walk(kernel.stores))
         self.whole = self.row <= WHOLE and all(
             any_order(found.arg) for found in order if found.op is Op.REDUCE
         )
         """Whether a row is one tile."""
         self.at = "0" if self.whole else "at"
-        self.uses = Counter(source for found in order for source in found.sources)
+        if self.whole:
+            self.uses = Counter(source for found in order for source in found.sources)
 
     def head(self) -> list[str]:
         """The lines before all passes: the tile if there is only one, else how far loops go."""
         return self._tile("TILE") if self.whole else ["longest = tl.max(n).to(tl.int32)"]
 
     def one_pass(self, one: Pass) -> list[str]:
-        lines = self._statements(one.before, set(), "s")
+        lines = self.statements(one.before, set(), "s")
         if not one.loops:
             return lines
-        for found in one.reductions:
-            self.names[found] = f"{fold_name(found.arg)}{next(self.numbers)}"
+        self.name_reductions(one)
         if self.whole:
-            lines += self._elements(one, "TILE")
+            lines += self._elements(one)
             for found in one.reductions:
                 lines.append(f"{self.names[found]} = {combined(found.arg, self._taken(found))}")
-            return lines + [self._stored(target) for target in one.stores]
+            return lines + [self.stored(target) for target in one.stores]
         return lines + self._loop(one)
 
     def _loop(self, one: Pass) -> list[str]:
         outside = dict(self.names)  # names of elements end with their loop
         # All lanes of a pass are of one width: 64 where the order is part of the result.
-        width = "TILE" if all(any_order(found.arg) for found in one.reductions) else str(LANES)
-        lines = self._tile(width) + self._elements(one, width)
+        in_any_order = all(any_order(found.arg) for found in one.reductions)
+        width = self.width = "TILE" if in_any_order else str(LANES)
+        lines = self._tile(width) + self._elements(one)
         lines += [self._accumulated(found) for found in one.reductions]
-        lines += [self._stored(target) for target in one.stores]
+        lines += [self.stored(target) for target in one.stores]
         self.names = outside
         return [
             *(self._lanes(found, width) for found in one.reductions),
@@ -370,47 +270,30 @@ class _Body:
         place = "" if self.whole else "at + "
         return [f"j = {place}tl.arange(0, {width})[None, :]", "inside = j < n"]
 
-    def _elements(self, one: Pass, width: str) -> list[str]:
+    def _elements(self, one: Pass) -> list[str]:
         """The lines that compute, for each element of a tile, what a pass reduces and stores."""
         order = tuple(found for found in one.elements if found not in self.names)
         roots = {s for found in (*one.reductions, *one.stores) for s in found.sources}
-        lines = self._drawn(order, width) + self._statements(order, roots, "x", width)
+        lines = self._drawn(order) + self.statements(order, roots, "x")
         return lines + self._kept(one.stores)
 
-    def _drawn(self, order: tuple[Node, ...], width: str) -> list[str]:
+    def _drawn(self, order: tuple[Node, ...]) -> list[str]:
         """The random bits of the tile's elements, by stream."""
         first = "start" if self.whole else "start + at"
         streams = dict.fromkeys(n.arg for n in order if n.op in (Op.RANDOM, Op.BELOW))
         given = f"key_low, key_high, step, {first}"
-        return [f"draw{stream} = gw.words({given}, {stream}, {width})" for stream in streams]
+        return [f"draw{stream} = gw.words({given}, {stream}, {self.width})" for stream in streams]
 
-    def _statements(
-        self, order: tuple[Node, ...], roots: set[Node], prefix: str, width: str = ""
-    ) -> list[str]:
-        """A line for each value, except for constants and for elements that are used once."""
-        here = Counter(source for found in order for source in found.sources)
-        uses = self.uses if self.whole else here
-        lines = []
-        for found in order:
-            if found.op is Op.STORE:
-                lines.append(self._stored(found))
-                continue
-            text = self._expression(found, width)
-            once = uses[found] == 1 and found not in roots and len(text) <= _LONGEST_INLINE
-            if found.op is Op.CONST or (once and found.extent is Extent.ELEMENT):
-                self.names[found] = text  # values a block are named: later passes use them too
-                continue
-            name = self.names[found] = f"{prefix}{next(self.numbers)}"
-            lines.append(f"{name} = {text}")
-        return lines
+    def named(self, found: Node, name: str, text: str) -> str:
+        return f"{name} = {text}"
 
-    def _expression(self, found: Node, width: str) -> str:
+    def expression(self, found: Node) -> str:
         plain = [self.names[source] for source in found.sources]
         match found.op:
             case Op.CONST:
-                return literal(found.arg, found.dtype)
+                return self.literal(found.arg, found.dtype)
             case Op.LOAD:
-                return self._loaded(found.arg, width)
+                return self._loaded(found.arg)
             case Op.LOAD_AT:
                 masked = ", mask=inside, other=0" if found.extent is Extent.ELEMENT else ""
                 return f"tl.load({pointer(found.arg)} + {grouped(plain[0])}{masked})"
@@ -419,9 +302,37 @@ class _Body:
             case Op.BELOW:
                 return f"gw.below(draw{found.arg}, {plain[0]})"
             case _:
-                return applied(found, plain)
+                return self.applied(found, plain)
 
-    def _loaded(self, buffer: Buffer, width: str) -> str:
+    def applied(self, found: Node, operands: Sequence[str]) -> str:
+        tensors = [_tensor(*one) for one in zip(found.sources, operands, strict=True)]
+        if found.op is Op.OPERATOR:
+            template: str = found.arg.template("triton")
+            return template.format(*tensors)
+        if found.op is Op.NEG and found.dtype is FLOAT32:
+            # -x is 0 - x in some versions of triton, which loses a zero's sign
+            return f"{grouped(operands[0])} * -1.0"
+        if found.op is not Op.CAST:
+            return super().applied(found, operands)
+        if found.dtype is FLOAT32:
+            return f"{tensors[0]}.to(tl.float32)"
+        if found.dtype in UNSIGNED:
+            return f"gw.to_uint({operands[0]}, {found.dtype.top})"
+        return f"gw.to_int({operands[0]})"
+
+    def literal(self, value: float, dtype: DType) -> str:
+        if dtype is BOOL:
+            return "True" if value else "False"
+        if dtype is not FLOAT32:
+            return str(int(value))
+        if not math.isfinite(value):
+            return f'float("{value}")'
+        # A number below the smallest normal one would be taken for a double.
+        text = str(float(np.float32(value)))
+        tiny = 0 < abs(value) < float(np.finfo(np.float32).tiny)
+        return f"tl.full((1, 1), {text}, tl.float32)" if tiny else text
+
+    def _loaded(self, buffer: Buffer) -> str:
         memory = pointer(buffer)
         wide = ".to(tl.int32)" if buffer.dtype in UNSIGNED else ""
         match buffer.extent:
@@ -430,48 +341,44 @@ class _Body:
             case Extent.BLOCK:
                 return f"tl.load({memory} + block, mask=n > 0, other=0){wide}"
             case _ if wide:
-                return f"gw.load_codes{code(buffer, f'{memory}, start, {self.at}, n', width)}"
+                return f"gw.load_codes{code(buffer, f'{memory}, start, {self.at}, n', self.width)}"
             case _:
                 return f"tl.load({memory} + (start + j), mask=inside, other=0)"
 
     def _lanes(self, found: Node, width: str) -> str:
         kind = "tl.float64" if sums_floats(found.arg) else type_name(found.dtype)
-        start = literal(found.arg.start, found.dtype)
-        return f"{self._lane(found)} = tl.full((ROWS, {width}), {start}, {kind})"
-
-    def _lane(self, found: Node) -> str:
-        return f"{self.names[found]}_lane"
+        start = self.literal(found.arg.start, found.dtype)
+        return f"{self.lane(found)} = tl.full((ROWS, {width}), {start}, {kind})"
 
     def _taken(self, found: Node) -> str:
         """The term that a reduction takes of each element: neutral where that does not count."""
         fold: Fold = found.arg
-        text, start = self.names[found.sources[0]], literal(fold.start, found.dtype)
+        text, start = self.names[found.sources[0]], self.literal(fold.start, found.dtype)
         wide = ".to(tl.float64)" if sums_floats(fold) else ""
         return f"tl.where({self._counted(found)}, {text}, {start}){wide}"
 
     def _counted(self, found: Node) -> str:
         keep = found.sources[1]
-        always = keep.op is Op.CONST and bool(keep.arg)
-        return "inside" if always else f"inside & {grouped(self.names[keep])}"
+        return "inside" if is_always(keep) else f"inside & {grouped(self.names[keep])}"
 
     def _accumulated(self, found: Node) -> str:
         fold: Fold = found.arg
-        lane = self._lane(found)
+        lane = self.lane(found)
         if any_order(fold):
-            return f"{lane} = {folded_text(fold.body, lane, self._taken(found))}"
-        taken = folded_text(fold.body, lane, grouped(self.names[found.sources[0]]))
+            return f"{lane} = {self.fold(fold.body, lane, self._taken(found))}"
+        taken = self.fold(fold.body, lane, grouped(self.names[found.sources[0]]))
         return f"{lane} = tl.where({self._counted(found)}, {taken}, {lane})"
 
     def _folded(self, found: Node) -> list[str]:
         fold: Fold = found.arg
-        name, lane = self.names[found], self._lane(found)
+        name, lane = self.names[found], self.lane(found)
         if any_order(fold):
             return [f"{name} = {combined(fold, lane)}"]
         result = f"gw.canonical({lane})" if found.dtype is FLOAT32 else lane
         return [
             f"for _ in tl.static_range({LANES.bit_length() - 1}):",
             f"    a, b = gw.halves({lane})",
-            f"    {lane} = {folded_text(fold.body, 'a', 'b')}",
+            f"    {lane} = {self.fold(fold.body, 'a', 'b')}",
             f"{name} = {result}",
         ]
 
@@ -485,7 +392,7 @@ class _Body:
             "place, kept_before = gw.places(kept, kept_before)",
         ]
 
-    def _stored(self, target: Node) -> str:
+    def stored(self, target: Node) -> str:
         buffer, value = target.arg, self.names[target.sources[0]]
         memory = pointer(buffer)
         packed = buffer.dtype in UNSIGNED
