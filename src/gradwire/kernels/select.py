@@ -60,8 +60,8 @@ def topk_many(
     words = array("Q")
     for grad_N, residual_N, indices_K, values_K in operands:
         kept = 0 if residual_N is None else residual_N.data_ptr()
-        lengths = grad_N.numel(), indices_K.numel()
-        words.extend((grad_N.data_ptr(), kept, *lengths, indices_K.data_ptr(), values_K.data_ptr()))
+        words.extend((grad_N.data_ptr(), kept, grad_N.numel(), indices_K.numel()))
+        words.extend((indices_K.data_ptr(), values_K.data_ptr(), 0))
     tasks = words.buffer_info()[0]
     if library.gw_topk_many(tasks, len(operands)):
         num_elements = sum(grad_N.numel() for grad_N in grads)
@@ -105,41 +105,33 @@ def topk_ranges(
     num_elements, num_ranges, num_selected = c_N.numel(), starts_L.numel(), indices_K.numel()
     check_floating("c_N", c_N)
     check_addressable("c_N", num_elements)
-    tables = (starts_L, stops_L, ks_L, starts_L if firsts_L is None else firsts_L)
-    for name, table_L in zip(("starts_L", "stops_L", "ks_L", "firsts_L"), tables, strict=True):
+    firsts_L = starts_L if firsts_L is None else firsts_L
+    tables = {"starts_L": starts_L, "stops_L": stops_L, "ks_L": ks_L, "firsts_L": firsts_L}
+    for name, table_L in tables.items():
         check_vector(name, table_L, num_ranges, torch.int64)
     check_vector("indices_K", indices_K, num_selected, torch.int32)
     check_vector("values_K", values_K, num_selected, c_N.dtype)
-    library = _load_select() if serves_cpp(c_N) else None
-    if library is None:
-        _check_ranges(num_elements, num_selected, *tables)
-        _reference_topk_ranges(c_N, *tables, indices_K, values_K)
-        return
-    status = library.gw_topk_ranges(
-        c_N, num_elements, *tables, num_ranges, indices_K, values_K, num_selected
-    )
-    if status == _REFUSED:
-        _check_ranges(num_elements, num_selected, *tables)
-    if status:
-        raise MemoryError(f"top-k of {num_ranges} ranges: no memory for their candidates")
-
-
-def _check_ranges(
-    num_elements: int,
-    num_selected: int,
-    starts_L: torch.Tensor,
-    stops_L: torch.Tensor,
-    ks_L: torch.Tensor,
-    firsts_L: torch.Tensor,
-) -> None:
-    """Raises InvalidSetting for what the C++ refuses."""
-    ranges = [*zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True)]
-    if any(a < 0 or b > num_elements or k < 0 or k > b - a for a, b, k in ranges):
+    inside_L = (starts_L >= 0) & (stops_L <= num_elements) & (ks_L >= 0)
+    if not bool((inside_L & (ks_L <= stops_L - starts_L)).all()):
+        ranges = [*zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True)]
         accepted = f"within [0, {num_elements}], each no shorter than its k"
         raise invalid("ranges (start, stop, k)", ranges, accepted, "take the layers' own bounds")
+    ends_L = ks_L.cumsum(0)
     if int(ks_L.sum()) != num_selected:
         accepted = f"of {int(ks_L.sum())} elements, the sum of ks_L"
         raise invalid("indices_K", num_selected, accepted, "slice it to that length")
+    library, begins_L = _load_select() if serves_cpp(c_N) else None, ends_L - ks_L
+    if library is None:
+        each = [one_L.tolist() for one_L in (starts_L, stops_L, begins_L, ends_L, firsts_L)]
+        for start, stop, begin, end, first in zip(*each, strict=True):
+            _reference_topk(c_N[start:stop], indices_K[begin:end], values_K[begin:end], None)
+            indices_K[begin:end] += first
+        return
+    lengths_L, vector = (stops_L - starts_L).where(ks_L > 0, 0), c_N.data_ptr() + 4 * starts_L
+    rooms = (one.data_ptr() + 4 * begins_L for one in (indices_K, values_K))
+    words = (vector, torch.zeros_like(ks_L), lengths_L, ks_L, *rooms, firsts_L)
+    if library.gw_topk_many(torch.stack(words, 1), num_ranges):
+        raise MemoryError(f"top-k of {num_ranges} ranges: no memory for their candidates")
 
 
 def scatter_add(
@@ -203,24 +195,6 @@ def _reference_topk(
     c_N = grad_N if residual_N is None else grad_N + residual_N
     order_N = keys_of(c_N).sort(descending=True, stable=True).indices
     list_chosen(c_N, order_N[: indices_K.numel()].sort().values, indices_K, values_K, residual_N)
-
-
-def _reference_topk_ranges(
-    c_N: torch.Tensor,
-    starts_L: torch.Tensor,
-    stops_L: torch.Tensor,
-    ks_L: torch.Tensor,
-    firsts_L: torch.Tensor,
-    indices_K: torch.Tensor,
-    values_K: torch.Tensor,
-) -> None:
-    done = 0
-    tables = (starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), firsts_L.tolist())
-    for start, stop, k, first in zip(*tables, strict=True):
-        into = slice(done, done + k)
-        _reference_topk(c_N[start:stop], indices_K[into], values_K[into], None)
-        indices_K[into] += first
-        done += k
 
 
 def keys_of(c_N: torch.Tensor) -> torch.Tensor:
