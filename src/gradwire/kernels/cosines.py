@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid
-from .libraries import check_floating, check_vector, loader, serves_cpp
+from .libraries import BITS, check_floating, check_vector, loader, serves_cpp
 
 _load_cosines = loader("cosines")
 
 MOST_SIDE = 64
-_BIT_PATTERNS = {8: torch.int64, 4: torch.int32}
 
 
 class Cutting(NamedTuple):
@@ -238,7 +237,7 @@ def _reference_encode(
         own = whole_N[part.elements]
         padded[: own.numel()] = own
         flat = spectrum_of(padded.view(part.shape)).reshape(num, -1)
-        keys = flat.abs().contiguous().view(_BIT_PATTERNS[flat.element_size()])
+        keys = flat.abs().contiguous().view(BITS[flat.element_size()])
         count = (part.entries.stop - (part.entries.start or 0)) // num
         order = keys.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
         starts = torch.arange(num, device=flat.device)[:, None] * rows * width

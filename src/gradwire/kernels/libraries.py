@@ -124,6 +124,8 @@ def has_triton() -> bool:
 # ---- Checks of operands and their hand-over to C -----------------------------------------------
 
 INT32_MAX = 2**31 - 1
+BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+"""The whole numbers that have the bits of a number of so many bytes."""
 
 
 def check_vector(name: str, tensor: torch.Tensor | None, numel: int, *dtypes: torch.dtype) -> None:

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from ..errors import invalid
 from .libraries import INT32_MAX, check_floating, check_vector, loader, serves_cpp
+from .sparse.entries import Entries, as_units, drop_unset
 
 _load_nonzero = loader("nonzero")
-
-_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 def nonzero_units(
@@ -49,10 +48,9 @@ def values_offset(num_kept: int, dtype: torch.dtype) -> int:
 
 def _reference(grad_N: Tensor, buffer: Tensor, width: int, residual_N: Tensor | None) -> int:
     c_N = grad_N if residual_N is None else grad_N + residual_N
-    missing = -c_N.numel() % width
-    units = torch.cat([c_N, c_N.new_zeros(missing)]).view(-1, width)
-    kept_K = units.view(_BITS[units.element_size()]).ne(0).any(1).nonzero()[:, 0]
-    found = units[kept_K].flatten()
+    units_Kw = as_units(c_N, width)
+    every = torch.arange(len(units_Kw), dtype=torch.int32, device=c_N.device)
+    kept_K, found, _ = drop_unset(Entries(every, units_Kw.view(-1), width))
     start = values_offset(len(kept_K), grad_N.dtype)
     buffer[: 4 * len(kept_K)].view(torch.int32).copy_(kept_K)
     buffer[4 * len(kept_K) : start] = 0

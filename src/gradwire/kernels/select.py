@@ -16,14 +16,13 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import InvalidSetting, invalid
-from .libraries import INT32_MAX, check_floating, check_vector, loader, serves_cpp
+from .libraries import BITS, INT32_MAX, check_floating, check_vector, loader, serves_cpp
 
 _load_scatter = loader("scatter")
 _load_select = loader("select")
 
 _REFUSED = 2
 """The status that the C++ returns for ranges that are not valid."""
-_BIT_PATTERNS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 
 def topk(
@@ -199,7 +198,7 @@ def _reference_topk(
 
 def keys_of(c_N: torch.Tensor) -> torch.Tensor:
     """The keys by which elements are ranked: their bits without the sign."""
-    pattern = _BIT_PATTERNS[c_N.element_size()]
+    pattern = BITS[c_N.element_size()]
     return c_N.view(pattern) & torch.iinfo(pattern).max
 
 

@@ -83,6 +83,16 @@ inline int64_t count_blocks(const Bits& bits, int threads, int64_t* starts) {
   return sum;
 }
 
+// The position of the first place that is below the one before it or not below `num_places`, or -1.
+inline int64_t find_disorder(const int32_t* places, int64_t count, int64_t num_places) {
+  bool ascending = count == 0 || (places[0] >= 0 && places[count - 1] < num_places);
+  for (int64_t i = 1; i < count; ++i) ascending &= places[i] >= places[i - 1];
+  if (ascending) return -1;
+  int64_t i = 0;
+  while (places[i] < num_places && places[i] >= (i ? places[i - 1] : 0)) ++i;
+  return i;
+}
+
 // Room for `count` that lives as long as the calling thread.
 template <class T>
 inline T* kept_room(std::vector<T>& room, int64_t count) {

@@ -40,6 +40,23 @@ inline void prefetch_ahead(const float* at) {
   __builtin_prefetch(reinterpret_cast<const char*>(at) + kPrefetchBytes, 0, 2);
 }
 
+inline float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+// Infinities and NaN become 0.
+inline float finite_or_zero(float x) {
+  return (bits_of(x) & 0x7f800000u) == 0x7f800000u ? 0.0f : x;
+}
+
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 

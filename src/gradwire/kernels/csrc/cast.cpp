@@ -7,20 +7,10 @@
 
 namespace {
 
+using namespace gw;
+
 constexpr int64_t kBlock = 16384;
 constexpr int64_t kStrip = 64;  // elements converted at a time, in registers or L1
-
-inline float float_of(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-inline uint32_t bits_of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
 
 struct Bf16 {
   static void encode(const float* in, uint16_t* out, int64_t n) {
@@ -114,8 +104,8 @@ inline __attribute__((always_inline)) void encode_strip(const float* grad, float
 template <class Half, bool kResidual>
 void encode(const float* grad, float* residual, uint16_t* out, int64_t n, float prescale,
             float inverse, int threads) {
-  gw::for_each_block(gw::ceil_div(n, kBlock), threads, [&](int64_t b) {
-    const int64_t end = gw::min64((b + 1) * kBlock, n);
+  for_each_block(ceil_div(n, kBlock), threads, [&](int64_t b) {
+    const int64_t end = min64((b + 1) * kBlock, n);
     const auto strip = [&](int64_t i, int64_t count) {
       float* const r = kResidual ? residual + i : nullptr;
       encode_strip<Half, kResidual>(grad + i, r, out + i, count, prescale, inverse);
@@ -135,8 +125,8 @@ void encode(const float* grad, float* residual, uint16_t* out, int64_t n, float 
 
 template <class Half, bool kAdd>
 void decode(const uint16_t* in, float* out, int64_t n, float scale, int threads) {
-  gw::for_each_block(gw::ceil_div(n, kBlock), threads, [&](int64_t b) {
-    const int64_t end = gw::min64((b + 1) * kBlock, n);
+  for_each_block(ceil_div(n, kBlock), threads, [&](int64_t b) {
+    const int64_t end = min64((b + 1) * kBlock, n);
     const auto strip = [&](int64_t start, int64_t count) {
       float decoded[kStrip];
       Half::decode(in + start, decoded, count);

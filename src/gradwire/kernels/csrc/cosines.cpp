@@ -250,12 +250,9 @@ void from_spectrum(Tile& t, const Chunk& c, const float* table) {
 
 // The nearest bfloat16, ties to even; a NaN stays one.
 inline float rounded16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  if ((bits & 0x7fffffffu) > kInfKey) return x;
-  bits = (bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u;
-  std::memcpy(&x, &bits, sizeof bits);
-  return x;
+  const uint32_t bits = bits_of(x);
+  if (key_of(x) > kInfKey) return x;
+  return float_of((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
 }
 
 // Lists the coefficients that the cut takes, in ascending order of their places.
@@ -274,12 +271,6 @@ void list(const float* spectrum, int64_t size, const Cut& cut, int32_t first, bo
       values[done++] = narrow ? rounded16(spectrum[i]) : spectrum[i];
     }
   }
-}
-
-inline float finite_or_zero(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return (bits & kInfKey) == kInfKey ? 0.0f : x;
 }
 
 // One vector to encode.

@@ -13,11 +13,7 @@ constexpr uint32_t kNumDigits = 1u << kDigitBits;
 constexpr int kNumCopies = 2;
 
 // What elements are ranked by: the bit pattern without the sign.
-inline uint32_t key_of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits & 0x7fffffffu;
-}
+inline uint32_t key_of(float x) { return bits_of(x) & 0x7fffffffu; }
 
 // Where a block's candidates lie. Without indices they are consecutive elements from `first`.
 struct Part {

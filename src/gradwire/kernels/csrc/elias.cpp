@@ -38,16 +38,6 @@ struct Packed {
   }
 };
 
-// The position of the first place that is below the one before it or not below `num_places`, or -1.
-int64_t find_disorder(const int32_t* places, int64_t count, int64_t num_places) {
-  bool ascending = count == 0 || (places[0] >= 0 && places[count - 1] < num_places);
-  for (int64_t i = 1; i < count; ++i) ascending &= places[i] >= places[i - 1];
-  if (ascending) return -1;
-  int64_t i = 0;
-  while (places[i] < num_places && places[i] >= (i ? places[i - 1] : 0)) ++i;
-  return i;
-}
-
 // Entry i sets bit (place >> low_bits) + i. A word is written when the next one begins.
 void set_high(const int32_t* places, int64_t count, int low_bits, uint8_t* high, int64_t num_high) {
   const int64_t num_bytes = ceil_div(num_high, 8);

@@ -10,18 +10,6 @@ namespace {
 
 using namespace gw;
 
-inline uint32_t bits_of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
-inline float float_of(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
 inline uint8_t other_bits(uint32_t upper) { return (upper >> 8 & 0x80u) | (upper & 0x7fu); }
 
 inline uint32_t upper_bits(uint8_t rest, uint8_t e) {

@@ -19,11 +19,6 @@ struct List {
   const float* values;
   int64_t count;
 
-  bool is_sound(int64_t num_places) const {
-    bool sound = count == 0 || (places[0] >= 0 && places[count - 1] < num_places);
-    for (int64_t i = 1; i < count; ++i) sound &= places[i] >= places[i - 1];
-    return sound;
-  }
   int64_t first_from(int64_t place) const {
     return std::lower_bound(places, places + count, place) - places;
   }
@@ -158,7 +153,7 @@ GW_EXPORT int64_t gw_merge(const int32_t* const* places, const float* const* val
   std::vector<List> lists;
   for (int64_t i = 0; i < num_lists; ++i) {
     lists.push_back({places[i], values[i], counts[i]});
-    if (!lists.back().is_sound(num_places)) return -3 - i;
+    if (find_disorder(places[i], counts[i], num_places) >= 0) return -3 - i;
   }
   return merge_all(lists, num_places, width, scale, out_places, out_values, threads);
 } catch (const std::bad_alloc&) {

@@ -15,12 +15,6 @@ using namespace gw;
 constexpr int64_t kBlock = 16384;
 constexpr int64_t kStrip = 16;
 
-inline float finite_or_zero(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return (bits & 0x7f800000u) == 0x7f800000u ? 0.0f : x;
-}
-
 inline float within_range(float x) {
   constexpr float kMost = std::numeric_limits<float>::max();
   x = x < kMost ? x : kMost;

@@ -23,11 +23,7 @@ struct Kept {
 
 inline bool has_bit(const float* x, int64_t n) {
   uint32_t bits = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    uint32_t one;
-    std::memcpy(&one, x + i, sizeof one);
-    bits |= one;
-  }
+  for (int64_t i = 0; i < n; ++i) bits |= bits_of(x[i]);
   return bits != 0;
 }
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
 from ..libraries import loader
+from .entries import first_wrong
 
 _load_bits = loader("bits")
 
@@ -29,7 +30,7 @@ def write(indices_K: Tensor, num_units: int, bits_B: Tensor) -> None:
     """
     library = _library(indices_K, bits_B)
     if library is None:
-        bad = _first_that_does_not_ascend(indices_K, num_units)
+        bad = first_wrong(indices_K, num_units, strictly=True)
         if bad < 0:
             _reference_write(indices_K, bits_B)
     else:
@@ -98,9 +99,3 @@ def _reference_write(indices_K: Tensor, bits_B: Tensor) -> None:
     is_set = torch.zeros(bits_B.numel() * 8, dtype=torch.bool, device=bits_B.device)
     is_set[indices_K.long()] = True
     pack(is_set, bits_B)
-
-
-def _first_that_does_not_ascend(indices_K: Tensor, num_units: int) -> int:
-    before_K = torch.cat([indices_K.new_full((1,), -1), indices_K[:-1]])[: indices_K.numel()]
-    wrong = ((indices_K <= before_K) | (indices_K >= num_units)).nonzero()
-    return int(wrong[0]) if wrong.numel() else -1

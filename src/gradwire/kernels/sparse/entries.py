@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...contract.bounds import check_whole
 from ...errors import InvalidSetting, invalid
+from ..libraries import BITS
 from .permutation import Permutation
 
 # ---- entries -----------------------------------------------------------------------------------
@@ -80,7 +81,7 @@ def nonzero(dense_N: Tensor, width: int = 1) -> Entries:
     NaN counts as non-zero. A negative zero counts as zero, as masked gradients are full of them. A
     short last unit is filled up with zeros. The tensors are new, as K is not known beforehand.
     """
-    units_Kw = _as_units(dense_N, width)
+    units_Kw = as_units(dense_N, width)
     kept_K = units_Kw.ne(0).any(1).nonzero().squeeze(1)
     return Entries(kept_K.int(), units_Kw[kept_K].reshape(-1), width)
 
@@ -91,18 +92,27 @@ def drop_unset(entries: Entries) -> Entries:
     A negative zero has a bit set, so it is kept.
     """
     units_Kw = entries.values.view(-1, entries.width)
-    bits_Kw = units_Kw.view(_BITS[entries.values.element_size()])
+    bits_Kw = units_Kw.view(BITS[entries.values.element_size()])
     kept_K = bits_Kw.ne(0).any(1).nonzero().squeeze(1)
     return Entries(entries.indices_K[kept_K], units_Kw[kept_K].reshape(-1), entries.width)
 
 
-_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
-
-
-def _as_units(dense_N: Tensor, width: int) -> Tensor:
+def as_units(dense_N: Tensor, width: int) -> Tensor:
+    """The units of a vector as rows; a short last one is filled up with zeros."""
     missing = num_units(dense_N.numel(), width) * width - dense_N.numel()
     filled = torch.cat([dense_N, dense_N.new_zeros(missing)]) if missing else dense_N
     return filled.reshape(-1, width)
+
+
+def first_wrong(places_K: Tensor, num_places: int, *, strictly: bool = False) -> int:
+    """The position of the first place that does not ascend or is out of range, or -1.
+
+    Places may be equal unless they are to ascend ``strictly``.
+    """
+    step = int(strictly)
+    before_K = torch.cat([places_K.new_full((1,), -step), places_K[:-1]])[: places_K.numel()]
+    wrong = ((places_K < before_K + step) | (places_K >= num_places)).nonzero()
+    return int(wrong[0]) if wrong.numel() else -1
 
 
 # ---- Parts -------------------------------------------------------------------------------------

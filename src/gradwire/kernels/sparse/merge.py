@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
 from ..libraries import loader, serves_cpp
-from .entries import Entries, check_entries
+from .entries import Entries, check_entries, first_wrong
 
 _load_merge = loader("merge")
 
@@ -99,7 +99,7 @@ def _reference(
 ) -> Entries:
     """The merge by its definition."""
     for entries in ranks:
-        if _first_wrong(entries, num_places) >= 0:
+        if first_wrong(entries.indices_K, num_places) >= 0:
             raise _wrong(entries, num_places)
     places_K = torch.cat([entries.indices_K for entries in ranks])
     places_K = torch.unique(places_K)
@@ -111,15 +111,8 @@ def _reference(
     return Entries(places_K, sums.view(-1), width)
 
 
-def _first_wrong(entries: Entries, num_places: int) -> int:
-    places_K = entries.indices_K
-    before_K = torch.cat([places_K.new_zeros(1), places_K[:-1]])[: entries.num]
-    wrong = ((places_K < before_K) | (places_K >= num_places)).nonzero()
-    return int(wrong[0]) if wrong.numel() else -1
-
-
 def _wrong(entries: Entries, num_places: int) -> InvalidSetting:
-    bad = _first_wrong(entries, num_places)
+    bad = first_wrong(entries.indices_K, num_places)
     return InvalidSetting(
         f"place {bad} must lie in [0, {num_places}), not below the one before it, got "
         f"{int(entries.indices_K[bad])}; give every rank the same vector, world and permutation"

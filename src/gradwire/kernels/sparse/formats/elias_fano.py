@@ -24,7 +24,7 @@ from ....contract.payload import Field, Format, Payload
 from ....errors import InvalidSetting, invalid
 from ...libraries import loader
 from .. import bits
-from ..entries import Entries, check_entries
+from ..entries import Entries, check_entries, first_wrong
 from ..format import SparseFormat
 
 _load_elias = loader("elias")
@@ -95,7 +95,7 @@ def _encode(places_K: Tensor, num_units: int, payload: Payload) -> int:
     count, low, high = places_K.numel(), payload["low"], payload["high"]
     library = _load_elias() if places_K.device.type == "cpu" else None
     if library is None:
-        bad = _first_wrong(places_K, num_units)
+        bad = first_wrong(places_K, num_units)
         if bad < 0 and count:
             _reference_encode(places_K, low_bits(count, num_units), low, high)
         return bad
@@ -122,7 +122,7 @@ def _decode(payload: Payload, num_units: int, places_K: Tensor) -> int:
     if library is None:
         set_K = bits.read(high, num_high, count)
         places_K.copy_(_reference_decode(set_K, num_low, low))
-        return _first_wrong(places_K, num_units)
+        return first_wrong(places_K, num_units)
     bad = ctypes.c_int64()
     found = library.gw_elias_decode(
         low, high, num_high, count, num_units, num_low, places_K, ctypes.byref(bad)
@@ -146,12 +146,6 @@ def _reference_decode(set_K: Tensor, num_low: int, low: Tensor) -> Tensor:
     weights = 1 << torch.arange(num_low, device=low.device)
     lowest_K = (bits.flags(low)[: count * num_low].view(count, num_low) * weights).sum(1)
     return (set_K - torch.arange(count, device=low.device) << num_low) + lowest_K
-
-
-def _first_wrong(places_K: Tensor, num_units: int) -> int:
-    before_K = torch.cat([places_K.new_zeros(1), places_K[:-1]])[: places_K.numel()]
-    wrong = ((places_K < before_K) | (places_K >= num_units)).nonzero()
-    return int(wrong[0]) if wrong.numel() else -1
 
 
 EXAMPLES = (elias_fano(),)
