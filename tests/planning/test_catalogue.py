@@ -15,6 +15,7 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
+from gradwire_lab.planning.inputs import load_or_read
 from scripts.catalogue.entries import FAMILIES, MODELS
 from scripts.make_catalogue import FOLDER, render
 from tests.each import each
@@ -109,7 +110,7 @@ def test_a_file_does_not_hide_a_model_of_the_catalogue(
     for name in ("vgg16", "own"):
         own.save(tmp_path / name)
     (tmp_path / "resnet50").mkdir()
-    models = [catalogue.load_or_read(name).model for name in ("vgg16", "own", "resnet50")]
+    models = [load_or_read(name).model for name in ("vgg16", "own", "resnet50")]
     assert models == ["vgg16", "mine", "resnet50"]
 
 

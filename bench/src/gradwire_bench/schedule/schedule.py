@@ -26,11 +26,11 @@ from gradwire.contract.registry import names
 from gradwire.contract.trace.span import Trace
 from gradwire.contract.units import format_rate
 from gradwire.errors import UnknownName, invalid
-from gradwire.planning.catalogue import load_or_read
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.simulation.timeline import simulate
+from gradwire_lab.planning.inputs import load_or_read
 
 from ..report import timeline
 from ..testbed.hosts import Testbed, shaped_hosts

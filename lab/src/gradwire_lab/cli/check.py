@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradwire.cli.commands._inputs import read_settings
 from gradwire.cli.report.output import emit, progress
 
+from ..planning.inputs import read_settings
 from ._own import subjects_of
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.cli.commands._inputs import read_settings
 from gradwire.cli.report.output import emit, progress
 from gradwire.errors import invalid
 
+from ..planning.inputs import read_settings
 from ._own import TEXT, check_no_text, made_with, module_of, program_of_text
 
 app = typer.Typer(no_args_is_help=True)

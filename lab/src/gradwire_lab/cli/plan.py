@@ -7,12 +7,10 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.commands._inputs import RANKS, RATE, read_cluster, read_settings
 from gradwire.cli.report.output import emit, progress
 from gradwire.contract.units import format_rate
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.planning import catalogue
-from gradwire.planning.catalogue import load_or_read
 from gradwire.planning.check import check
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan, PlannedMessage
@@ -21,6 +19,7 @@ from gradwire.planning.make_plan import plan as make_plan
 
 from ..planning.account import Account
 from ..planning.explain import REASONS, alternatives, explain
+from ..planning.inputs import RANKS, RATE, load_or_read, read_cluster, read_settings
 
 app = typer.Typer()
 

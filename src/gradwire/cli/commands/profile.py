@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,6 @@ from ...planning.data.profile import Profile
 from ...planning.data.sparsity import SparsityProfile
 from ..report.output import Fractions, emit, progress
 from ..report.table import Row
-from ._inputs import read_settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,8 +89,7 @@ def profile(
     with _together() if sparsity else nullcontext():
         measured = None if own is None else _profiled(own, iterations)
         if own is not None and measured is not None and sparsity:
-            asked_for = {"compressor": sparsifier, "settings": read_settings(settings or ())}
-            measured = measured.with_sparsity(_zeros(own, batches, asked_for))
+            measured = measured.with_sparsity(_zeros(own, batches, sparsifier, settings or ()))
         cluster = _cluster(hosts, rate, codecs, asked)
     if int(os.environ.get("RANK", "0")) != 0:
         return
@@ -103,11 +101,17 @@ def profile(
         typer.echo(f"written to {out}")
 
 
-def _zeros(own: Made, batches: int | None, asked_for: Mapping[str, object]) -> SparsityProfile:
+def _zeros(
+    own: Made, batches: int | None, sparsifier: str | None, settings: Sequence[str]
+) -> SparsityProfile:
     zeros = extension("zeros")
     with progress("looking for zeros", total=batches or zeros.NUM_GRADIENTS) as advance:
         found: SparsityProfile = zeros.measure_group_sparsity(
-            *own, num_gradients=batches, advance=advance, **asked_for
+            *own,
+            num_gradients=batches,
+            advance=advance,
+            compressor=sparsifier,
+            settings=zeros.read_settings(settings),
         )
     return found
 

@@ -8,7 +8,6 @@ writes these files.
 from __future__ import annotations
 
 from importlib.resources import files
-from pathlib import Path
 
 from ...errors import UnknownName
 from ..data.profile import Profile
@@ -24,15 +23,6 @@ def names() -> tuple[str, ...]:
     """
     listed = (entry.name for entry in files(__name__).iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in listed if name.endswith(_SUFFIX)))
-
-
-def load_or_read(model: str) -> Profile:
-    """The profile of that name, whatever files there are; otherwise that of the file ``model``.
-
-    Raises ``UnknownName`` where there is neither, unless ``model`` ends as a profile's file does.
-    """
-    is_path = model.endswith(_SUFFIX) or Path(model).is_file()
-    return Profile.load(model) if is_path and model not in names() else load(model)
 
 
 def load(name: str) -> Profile:

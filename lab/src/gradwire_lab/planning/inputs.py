@@ -1,4 +1,4 @@
-"""Inputs of several verbs: a cluster, settings of a planner."""
+"""Inputs of several commands: a profile, a cluster, settings of a planner or a compressor."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...contract.bounds import check_whole
-from ...contract.units import parse_bytes, parse_rate
-from ...errors import invalid
-from ...planning.data.cluster import Cluster, check_rate
-from ...planning.data.stored import MOST_RANKS
+from gradwire.contract.bounds import check_whole
+from gradwire.contract.units import parse_bytes, parse_rate
+from gradwire.errors import invalid
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import Cluster, check_rate
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.data.stored import MOST_RANKS
 
 RANKS = 8
 RATE = "10gbit"
+
+
+def load_or_read(model: str) -> Profile:
+    """The catalogue's profile of that name, whatever files there are; else that of a file.
+
+    Raises ``UnknownName`` where there is neither, unless ``model`` ends as a profile's file does.
+    """
+    is_path = model.endswith(".json") or Path(model).is_file()
+    if is_path and model not in catalogue.names():
+        return Profile.load(model)
+    return catalogue.load(model)
 
 
 def read_cluster(path: Path | None, num_ranks: int | None, rate: str | None) -> Cluster:
