@@ -18,9 +18,9 @@ from gradwire.compress.dgc import dgc
 from gradwire.compress.int8 import int8
 from gradwire.compress.qsgd import qsgd
 from gradwire.contract.spec import TensorSpec
-from gradwire.dsl.build import Built
+from gradwire.dsl.build import Built, Call
 from gradwire.dsl.gpu import launch as gpu_build
-from gradwire.dsl.gpu.launch import Launcher, LaunchPart
+from gradwire.dsl.gpu.launch import Launcher
 from gradwire.dsl.program import Program
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.dsl import runs_launch
@@ -91,7 +91,7 @@ def test_vectors_are_wide_only_where_memory_allows_it() -> None:
 
     def table(sum_N: Tensor) -> Any:
         operands = {"sum": sum_N, "scale": scale, "step": step, "codes": codes}
-        parts = [LaunchPart(operands, sum_N.numel(), gpu_build.Draws())] * 2
+        parts = [Call(operands, sum_N.numel())] * 2
         return gpu_build._table(gpu_build._Plan(kernel), parts, [1, 1])
 
     words, num_tensors, align = table(memory)

@@ -21,7 +21,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.dsl import generated, interp
 from gradwire.dsl import language as gl
 from gradwire.dsl.build import Built, Call
-from gradwire.dsl.gpu.launch import Launcher, LaunchPart
+from gradwire.dsl.gpu.launch import Launcher
 from gradwire.dsl.gpu.render import WHOLE
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import Kernel
@@ -148,8 +148,7 @@ def test_operands_of_all_kinds_have_the_same_bits(kind: str) -> None:
 
 def launched(built: Built, kernel: Kernel, calls: tuple[Call, ...]) -> list[int]:
     """``Built.run_many`` as on a GPU."""
-    parts = [LaunchPart(c.tensors, c.numel, c.draws) for c in calls]
-    return built.launcher.run_many(kernel, parts)
+    return built.launcher.run_many(kernel, calls)
 
 
 def exchanged(codec: Program, grad_N: Tensor, residual_N: Tensor | None) -> dict[str, Tensor]:

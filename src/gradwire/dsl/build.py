@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..contract.payload import Payload
@@ -54,9 +55,13 @@ class Call(NamedTuple):
         return {**fields, **self.operands}
 
     @property
-    def on_cpu(self) -> bool:
-        """Whether the operands lie where C++ can reach them."""
-        return next(iter(self.operands.values())).is_cpu
+    def device(self) -> torch.device:
+        """The device on which all operands lie."""
+        return next(iter(self.operands.values())).device
+
+    def beside(self, name: str, operand: Tensor) -> Call:
+        """The call with one operand more."""
+        return self._replace(operands={**self.operands, name: operand})
 
     def words(self, kernel: Kernel) -> list[int]:
         """The numbers of csrc/blocks.h's Tensor: addresses come without views of the fields."""
@@ -113,12 +118,11 @@ class Built:
 
         Returns how many elements of each were kept, which lie in the front of their buffers.
         """
-        on_cpu = all(call.on_cpu for call in calls)
+        on_cpu = all(call.device.type == "cpu" for call in calls)
         library = self.library() if on_cpu else None
         if library is None:
             if calls and not on_cpu and has_triton():
-                parts = [(c.tensors, c.numel, c.draws) for c in calls]
-                return self.launcher.run_many(kernel, parts)
+                return self.launcher.run_many(kernel, calls)
             return [interp.run(kernel, c.tensors, c.numel, c.draws) for c in calls]
         if not calls:
             return []

@@ -167,8 +167,8 @@ def _picked(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dic
             numel=count,
             operands={
                 **call.operands,
-                "population": _number(call.numel, device),
-                "num_drawn": _number(count, device),
+                "population": _single(call.numel, torch.int32, device),
+                "num_drawn": _single(count, torch.int32, device),
                 "sample": sample_S,
                 KEYS: key_S,
             },
@@ -199,11 +199,6 @@ def _nth_smallest(vector_S: Tensor, rank: int) -> Tensor:
     if vector_S.is_cpu:  # numpy's selection takes a fifth of the time of torch's
         return torch.from_numpy(np.partition(vector_S.numpy(), rank)[rank : rank + 1])
     return vector_S.kthvalue(rank + 1).values.view(1)
-
-
-@lru_cache(maxsize=4096)
-def _number(value: int, device: torch.device) -> Tensor:
-    return torch.full((1,), value, dtype=torch.int32, device=device)  # waits for no device
 
 
 def _combined(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
@@ -624,11 +619,16 @@ def _decoding(
             code.decode(p, program_format(made.traced, to_N.numel(), 0)) for p, to_N in pairs
         ]
     return [
-        Call({name: to_N, "scale": _factor(scale, to_N.device)}, to_N.numel(), Draws(), payload)
+        Call(
+            {name: to_N, "scale": _single(scale, torch.float32, to_N.device)},
+            to_N.numel(),
+            Draws(),
+            payload,
+        )
         for payload, to_N in zip(payloads, vectors, strict=True)
     ]
 
 
-@lru_cache(maxsize=64)
-def _factor(scale: float, device: torch.device) -> Tensor:
-    return torch.full((1,), scale, dtype=torch.float32, device=device)  # waits for no device
+@lru_cache(maxsize=4096)
+def _single(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((1,), value, dtype=dtype, device=device)  # waits for no device

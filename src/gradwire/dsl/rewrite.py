@@ -508,10 +508,6 @@ class StageKernels:
     with_residual: Kernel
     fold: Kernel | None
 
-    @property
-    def results(self) -> tuple[Buffer, ...]:
-        return tuple(stage.result for stage in self.stages)
-
 
 def stage_kernels(program: Traced) -> tuple[StageKernels, ...]:
     """The kernels of the stages, in order."""

@@ -16,11 +16,11 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import accumulate, pairwise
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..build import Call
 from ..interp import Draws
 from ..ir import Kernel
 from .render import COUNT, FIRST, WHOLE, counting, is_wide, render_triton, row
@@ -43,6 +43,13 @@ class _Plan:
         counted = counting(kernel)
         self.counting = None if counted is None else _Plan(counted)
 
+    def given(self, part: Call) -> list[Tensor | int]:
+        """The arguments of the kernel, in the order of ``render.parameters``."""
+        key, step = part.draws.key, part.draws.step
+        drawn = (_signed(key), _signed(key >> 32), _signed(step)) if self.draws else ()
+        first = (part.operands[FIRST],) if self.counting is not None else ()
+        return [*(part.operands[name] for name in self.operands), part.numel, *drawn, *first]
+
 
 class Launcher:
     """Kernels of one program, made together; the counterpart of ``build.Built``."""
@@ -63,20 +70,17 @@ class Launcher:
 
     def run(self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> int:
         """Carries a kernel out as ``interp.run`` does, on operands that all lie on one device."""
-        return self.run_many(kernel, [LaunchPart(operands, numel, draws)])[0]
+        return self.run_many(kernel, [Call(operands, numel, draws)])[0]
 
-    def run_many(
-        self, kernel: Kernel, given: Sequence[tuple[Mapping[str, Tensor], int, Draws]]
-    ) -> list[int]:
+    def run_many(self, kernel: Kernel, calls: Sequence[Call]) -> list[int]:
         """Carries a kernel out on several tensors of one device, in one launch for all of them.
 
         Returns how many elements of each were kept. Where some may be, there are two launches and
         one copy to the host, of 8 bytes a tensor; else nothing waits for the device.
         """
-        parts = [LaunchPart(*one) for one in given]
-        live = [part for part in parts if part.numel]
+        live = [Call(call.tensors, call.numel, call.draws) for call in calls if call.numel]
         if not live:
-            return [0] * len(parts)
+            return [0] * len(calls)
         plan = self._plans.get(kernel.name)
         if plan is None:
             plan = self._plans[kernel.name] = _Plan(kernel)
@@ -85,9 +89,9 @@ class Launcher:
             self._launch(plan, live)
         else:
             counts = iter(self._keep(plan, plan.counting, live))
-        return [next(counts) if part.numel else 0 for part in parts]
+        return [next(counts) if call.numel else 0 for call in calls]
 
-    def _keep(self, plan: _Plan, counting: _Plan, live: Sequence[LaunchPart]) -> list[int]:
+    def _keep(self, plan: _Plan, counting: _Plan, live: Sequence[Call]) -> list[int]:
         """Counts each row's elements, then writes them from where the rows before it end."""
         device = live[0].device
         rows_T = [-(-part.numel // plan.length) for part in live]
@@ -102,11 +106,11 @@ class Launcher:
         ends_T = [0, *ends_R[last_T].tolist()]
         return [end - start for start, end in pairwise(ends_T)]
 
-    def _launch(self, plan: _Plan, live: Sequence[LaunchPart]) -> None:
+    def _launch(self, plan: _Plan, live: Sequence[Call]) -> None:
         size = plan.length * plan.shape["ROWS"]
         programs_T = [-(-part.numel // size) for part in live]
         with _on(live[0].device):
-            name, given = plan.name, live[0].given(plan)
+            name, given = plan.name, plan.given(live[0])
             if len(live) > 1:
                 name, given = f"{plan.name}_many", _table(plan, live, programs_T)
             # A product and a sum rounded as one would be other bits than everywhere else.
@@ -115,35 +119,9 @@ class Launcher:
             )
 
 
-class LaunchPart(NamedTuple):
-    """One tensor's part in a launch: its operands by name, its length, its random numbers."""
-
-    operands: Mapping[str, Tensor]
-    numel: int
-    draws: Draws
-
-    @property
-    def device(self) -> torch.device:
-        """Where all operands lie."""
-        return next(iter(self.operands.values())).device
-
-    def beside(self, name: str, operand: Tensor) -> LaunchPart:
-        """The part with one operand more."""
-        return self._replace(operands={**self.operands, name: operand})
-
-    def given(self, plan: _Plan) -> list[Tensor | int]:
-        """The arguments of the kernel, in the order of ``render.parameters``."""
-        key, step = self.draws.key, self.draws.step
-        drawn = (_signed(key), _signed(key >> 32), _signed(step)) if plan.draws else ()
-        first = (self.operands[FIRST],) if plan.counting is not None else ()
-        return [*(self.operands[name] for name in plan.operands), self.numel, *drawn, *first]
-
-
-def _table(
-    plan: _Plan, live: Sequence[LaunchPart], programs_T: Sequence[int]
-) -> list[Tensor | int]:
+def _table(plan: _Plan, live: Sequence[Call], programs_T: Sequence[int]) -> list[Tensor | int]:
     """The table of ``device.tensor_of``, how many tensors it has, a divisor of their lengths."""
-    given = (one for part in live for one in part.given(plan))
+    given = (one for part in live for one in plan.given(part))
     words = [one if isinstance(one, int) else one.data_ptr() for one in given]
     wide = [part.operands[name].data_ptr() for part in live for name in plan.wide]
     even = all(part.numel % _VECTOR == 0 for part in live)
