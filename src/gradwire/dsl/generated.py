@@ -157,7 +157,7 @@ def _picked(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dic
     picks = {stage.result.name: stage.how for stage in made.stages if isinstance(stage.how, Pick)}
     how = next(iter(picks.values()))
     counts = [how.draw.count(call.numel) for call in calls]
-    device = calls[0].operands["gradient"].device
+    device = calls[0].device
     samples = scratch("sample", torch.float32, counts, device)
     keys = samples
     if how.key is not None:
@@ -226,7 +226,7 @@ def _combined(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[d
 
 def _vectors(made: StageKernels, count: int, call: Call) -> list[Tensor]:
     """Room for ``count`` values of each stage."""
-    device = call.operands["gradient"].device
+    device = call.device
     kinds = (MEMORY[stage.result.dtype] for stage in made.stages)
     return [torch.empty(count, dtype=kind, device=device) for kind in kinds]
 
@@ -241,28 +241,22 @@ def encode_dense(
     code, payloads = made.traced.coding, list[Payload]()
     for call, buffer in zip(calls, buffers, strict=True):
         format = program_format(made.traced, call.numel, 0)
-        own = buffer if code is None else None
-        payloads.append(placed(format, own, call.operands["gradient"].device))
+        payloads.append(Payload.empty(format, buffer if code is None else None, call.device))
     filling = [
         call._replace(payload=payload) for call, payload in zip(calls, payloads, strict=True)
     ]
     run_forms(made.built, made.encode, made.encode_with_residual, filling)
     if code is None:
         return payloads
-    made_into = zip(payloads, calls, buffers, strict=True)
     return [
-        code.encode(plain, placed(code.format(plain.format), to, call.operands["gradient"].device))
-        for plain, call, to in made_into
+        code.encode(plain, Payload.empty(code.format(plain.format), to, call.device))
+        for plain, call, to in zip(payloads, calls, buffers, strict=True)
     ]
 
 
-def placed(format: Format, buffer: Tensor | None, device: torch.device) -> Payload:
-    """A payload of this format in ``buffer`` or in a new one; what no field fills is zero."""
-    payload = Payload.empty(format, buffer, device)
-    if buffer is not None:
-        for start, stop in format.gaps:
-            buffer[start:stop] = 0
-    return payload
+def _in_front(format: Format, buffer: Tensor | None, device: torch.device) -> Payload:
+    """A payload to be filled, in the front of ``buffer`` or in a new one."""
+    return Payload.empty(format, None if buffer is None else buffer[: format.size_bytes], device)
 
 
 # ---- Kept elements become a payload, and a payload a gradient again ----------------------------
@@ -278,7 +272,10 @@ def encode_kept(
 ) -> list[Payload]:
     """The payloads, in the front of ``buffers`` where they are given; residuals are updated."""
     memory = _memory(made.traced, calls)
-    heads = [_head(made.traced, call, buffer) for call, buffer in zip(calls, buffers, strict=True)]
+    heads = [  # the fields that lie before the kept ones
+        _in_front(program_format(made.traced, call.numel, 0), buffer, call.device)
+        for call, buffer in zip(calls, buffers, strict=True)
+    ]
     keeping = [
         call._replace(operands={**call.operands, **own}, payload=head)
         for call, own, head in zip(calls, memory, heads, strict=True)
@@ -297,7 +294,7 @@ def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
     """The memory of each call's kept elements, by buffer name."""
     if not calls:
         return []
-    device = calls[0].operands["gradient"].device
+    device = calls[0].device
     lengths = [call.numel for call in calls]
     kept = (*program.kept, *program.extra)
     columns = [scratch(b.name, MEMORY.get(b.dtype, torch.uint8), lengths, device) for b in kept]
@@ -307,22 +304,13 @@ def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
     ]
 
 
-def _head(program: Traced, call: Call, buffer: Tensor | None) -> Payload:
-    """The fields that lie before the kept ones, in the front of ``buffer`` or in a new one."""
-    format = program_format(program, call.numel, 0)
-    front = None if buffer is None else buffer[: format.size_bytes]
-    return Payload.empty(format, front, call.operands["gradient"].device)
-
-
 def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor | None) -> Payload:
     """The payload of these elements, which are no more than may be sent."""
     program, head = made.traced, call.payload
     assert head is not None
     assert head.buffer is not None
     count = kept[program.indices.name].numel()
-    format = program_format(program, call.numel, count)
-    front = None if buffer is None else buffer[: format.size_bytes]
-    payload = placed(format, front, head.buffer.device)
+    payload = _in_front(program_format(program, call.numel, count), buffer, call.device)
     if head.size_bytes and buffer is None:
         assert payload.buffer is not None
         payload.buffer[: head.size_bytes].copy_(head.buffer)

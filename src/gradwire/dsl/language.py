@@ -99,43 +99,11 @@ def scatter(places: Vector, values: Vector) -> Scattered:
     return Scattered(places.node, number)
 
 
-__all__ = [
-    "Compressed",
-    "Scalar",
-    "Scattered",
-    "Type",
-    "Vector",
-    "add",
-    "concat",
-    "extract",
-    "filter",
-    "finite",
-    "float32",
-    "floor",
-    "greater",
-    "indices",
-    "int32",
-    "map",
-    "pick",
-    "random",
-    "reduce",
-    "round",
-    "sample",
-    "scatter",
-    "size",
-    "smaller",
-    "sort",
-    "sqrt",
-    "top",
-    "uint",
-    "uint1",
-    "uint2",
-    "uint4",
-    "uint8",
-    "uint_3",
-    "where",
-    "whole",
-]
+__all__ = ["Compressed", "Scalar", "Scattered", "Type", "Vector"]
+__all__ += ["float32", "int32", "uint", "uint1", "uint2", "uint4", "uint8", "uint_3"]
+__all__ += ["finite", "floor", "greater", "random", "round", "smaller", "sqrt", "where"]
+__all__ += ["add", "concat", "extract", "filter", "map", "reduce", "size"]
+__all__ += ["indices", "pick", "sample", "scatter", "sort", "top", "whole"]
 
 
 # ---- the operators -----------------------------------------------------------------------------
