@@ -28,6 +28,7 @@ from ..contract.bounds import check_share
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
 from ..errors import invalid
+from ..kernels.sparse.bits import packed, unpacked
 from ._coo import Coo, check_addressable, share_of
 from ._residual import as_working
 
@@ -87,16 +88,16 @@ class sparseloco(Coo):
         if made:
             payload["levels"].copy_(torch.cat([levels.flatten() for levels, _ in made]))
             payload["indices"].copy_(torch.cat([at.flatten() for at in picked]))
-            _pack(torch.cat([codes.flatten() for _, codes in made]), payload["codes"])
+            codes_K = torch.cat([codes.flatten() for _, codes in made])
+            payload["codes"].copy_(packed(codes_K, 2))
         if residual_N is not None:
             self.merge(payload, residual_N, scale=-1.0)
             torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
         return payload, state
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
-        indices_K, codes_B = payload["indices"].int(), payload["codes"]
-        shifts_4 = torch.arange(0, 8, 2, dtype=torch.uint8, device=codes_B.device)
-        codes_K = (codes_B[:, None] >> shifts_4).view(-1)[: indices_K.numel()].int()
+        indices_K = payload["indices"].int()
+        codes_K = unpacked(payload["codes"], 2, indices_K.numel())
         place_K = torch.arange(indices_K.numel(), dtype=torch.int32, device=indices_K.device)
         chunk_K = place_K // share_of(self.density, CHUNK)
         values_K = payload["levels"][2 * chunk_K + (codes_K & _HIGH) // _HIGH]
@@ -121,14 +122,6 @@ def _mean(size: Tensor, chosen: Tensor) -> Tensor:
     """The mean of the chosen elements of every row, which is 0 of none."""
     count = chosen.sum(1, keepdim=True).clamp_min(1)
     return (size / count).where(chosen, torch.zeros_like(size)).sum(1)
-
-
-def _pack(codes_K: Tensor, codes_B: Tensor) -> None:
-    """Writes two bits for each code, the first in the lowest bits of a byte."""
-    whole = torch.zeros(4 * codes_B.numel(), dtype=torch.uint8, device=codes_B.device)
-    whole[: codes_K.numel()] = codes_K
-    shifts_4 = torch.arange(0, 8, 2, dtype=torch.uint8, device=codes_B.device)
-    codes_B.copy_((whole.view(-1, 4) << shifts_4).sum(1))
 
 
 EXAMPLES = (sparseloco(),)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..kernels.sparse.bits import packed, unpacked
 from .ir import FLOAT32, UNSIGNED, DType, Extent, Fold, Kernel, Node, Op, neutral, walk
 from .philox import below, uniform
 
@@ -275,22 +276,6 @@ def from_bytes(bytes_U: Tensor, dtype: DType, numel: int) -> Tensor:
     if dtype is DType.UINT_3:
         return unpacked_by_five(bytes_U, numel)
     return unpacked(bytes_U, int(dtype.bits), numel)
-
-
-def packed(codes_N: Tensor, bits: int) -> Tensor:
-    """Codes of ``bits`` bits as bytes, the first in the lowest bits; zeros behind the last."""
-    per_byte = 8 // bits
-    padded = codes_N.new_zeros(-(-codes_N.numel() // per_byte) * per_byte)
-    padded[: codes_N.numel()] = codes_N
-    shifts = torch.arange(per_byte, device=codes_N.device, dtype=torch.int32) * bits
-    return (padded.view(-1, per_byte) << shifts).sum(1).to(torch.uint8)
-
-
-def unpacked(bytes_U: Tensor, bits: int, numel: int) -> Tensor:
-    """The first ``numel`` codes of ``bits`` bits in these bytes, as int32."""
-    shifts = torch.arange(8 // bits, device=bytes_U.device, dtype=torch.int32) * bits
-    codes: Tensor = (bytes_U.int()[:, None] >> shifts) & (2**bits - 1)
-    return codes.reshape(-1)[:numel]
 
 
 def packed_by_five(codes_N: Tensor) -> Tensor:

@@ -61,8 +61,7 @@ def read(bits_B: Tensor, num_units: int, count: int, room: Tensor | None = None)
 
 def flags(bits_B: Tensor) -> Tensor:
     """The bits as bools, one for each."""
-    shifts_8 = torch.arange(8, dtype=torch.uint8, device=bits_B.device)
-    return (bits_B[:, None] >> shifts_8 & 1).view(-1).bool()
+    return unpacked(bits_B, 1, 8 * bits_B.numel()).bool()
 
 
 STRAY, NO_MEMORY = -3, -2
@@ -88,11 +87,24 @@ def _library(*tensors: Tensor) -> ctypes.CDLL | None:
 
 
 def pack(flags: Tensor, bits_B: Tensor) -> None:
-    """Writes bools as bits, and zeros behind them; ``flags`` reads them back."""
-    whole = torch.zeros(bits_B.numel() * 8, dtype=torch.bool, device=bits_B.device)
-    whole[: flags.numel()] = flags
-    weights_8 = 1 << torch.arange(8, device=bits_B.device)
-    bits_B.copy_((whole.view(-1, 8) * weights_8).sum(1))
+    """Writes bools as bits; ``flags`` reads them back."""
+    bits_B.copy_(packed(flags.int(), 1))
+
+
+def packed(codes_N: Tensor, bits: int) -> Tensor:
+    """Codes of ``bits`` bits as bytes, the first in the lowest bits; zeros behind the last."""
+    per_byte = 8 // bits
+    padded = codes_N.new_zeros(-(-codes_N.numel() // per_byte) * per_byte)
+    padded[: codes_N.numel()] = codes_N
+    shifts = torch.arange(per_byte, device=codes_N.device, dtype=torch.int32) * bits
+    return (padded.view(-1, per_byte) << shifts).sum(1).to(torch.uint8)
+
+
+def unpacked(bytes_U: Tensor, bits: int, numel: int) -> Tensor:
+    """The first ``numel`` codes of ``bits`` bits in these bytes, as int32."""
+    shifts = torch.arange(8 // bits, device=bytes_U.device, dtype=torch.int32) * bits
+    codes: Tensor = (bytes_U.int()[:, None] >> shifts) & (2**bits - 1)
+    return codes.reshape(-1)[:numel]
 
 
 def _reference_write(indices_K: Tensor, bits_B: Tensor) -> None:
