@@ -358,17 +358,6 @@ def walk(roots: Iterable[Node], least: Extent = Extent.CALL) -> Iterator[Node]:
             stack.extend((source, False) for source in sources)
 
 
-def listing(kernel: Kernel) -> str:
-    """The kernel as text: one numbered line a node, operands before what uses them."""
-    numbers: dict[Node, int] = {}
-    lines = [f"{kernel.name}: blocks of {kernel.block}"]
-    for found in walk(kernel.stores):
-        numbers[found] = len(numbers)
-        operands = " ".join(f"%{numbers[source]}" for source in found.sources)
-        lines.append(f"  %{numbers[found]} = {found!r} {operands}".rstrip())
-    return "\n".join(lines)
-
-
 def verify(kernel: Kernel) -> None:
     """Raises IllTyped for the first bad node: one the table forbids, or out of place here."""
     for number, found in enumerate(walk(kernel.stores)):

@@ -148,10 +148,22 @@ def _from_python(path: Path) -> list[Any]:
 
 def rendered(codec: Any, target: Target) -> str:
     """All kernels of a program in one form."""
-    from gradwire.dsl import ir
     from gradwire.dsl.gpu.render import render_triton
 
     built = codec.kernels().built
     if target is Target.ir:
-        return "\n\n".join(ir.listing(kernel) for kernel in built.kernels)
+        return "\n\n".join(_listing(kernel) for kernel in built.kernels)
     return render_triton(*built.kernels) if target is Target.triton else str(built.text)
+
+
+def _listing(kernel: Any) -> str:
+    """The kernel as text: one numbered line a node, operands before what uses them."""
+    from gradwire.dsl.ir import Node, walk
+
+    numbers: dict[Node, int] = {}
+    lines = [f"{kernel.name}: blocks of {kernel.block}"]
+    for found in walk(kernel.stores):
+        numbers[found] = len(numbers)
+        operands = " ".join(f"%{numbers[source]}" for source in found.sources)
+        lines.append(f"  %{numbers[found]} = {found!r} {operands}".rstrip())
+    return "\n".join(lines)
