@@ -1,4 +1,4 @@
-// The bijection of kernels/sparse/permutation.py, and how places fall into parts.
+// The bijection of kernels/sparse/permutation.py.
 #pragma once
 
 #include "blocks.h"
@@ -78,21 +78,5 @@ inline int64_t find_outside(const int32_t* indices, int64_t count, int64_t bound
   while (static_cast<uint32_t>(indices[i]) < end) ++i;
   return i;
 }
-
-// place / length for places below 2^31, by a product and a shift (Granlund and Montgomery, 1994).
-struct Divider {
-  uint64_t factor;
-  int shift;
-
-  explicit Divider(uint32_t length) {
-    int bits = 0;
-    while ((uint64_t{1} << bits) < length) ++bits;
-    shift = 31 + bits;
-    factor = ((uint64_t{1} << shift) + length - 1) / length;
-  }
-  uint32_t operator()(uint32_t place) const {
-    return static_cast<uint32_t>((place * factor) >> shift);
-  }
-};
 
 }  // namespace gw

@@ -1,28 +1,29 @@
-// Entries added to a dense vector. Definition: the torch reference of scatter_add in select.py.
-#include "blocks.h"
+// Entries written or added to a dense vector. Definitions: the torch references of scatter_add in
+// select.py, and of scatter_entries in kernels/sparse/scatter.py.
+#include "permutation.h"
 
 namespace {
 
 using namespace gw;
 
 constexpr int64_t kBlock = 16384;  // elements
-constexpr int64_t kAhead = 32;
+constexpr int64_t kRun = 1024;     // places that are mapped together
+constexpr int64_t kAhead = 32;     // writes that are on their way from memory
 constexpr int64_t kLeastShared = 65536;  // what fewer elements take is less than to wake a thread
 
-void add_elements(const int32_t* indices, const float* values, int64_t first, int64_t end, float* out,
-                  float scale) {
-  for (int64_t i = first; i < end; ++i) {
-    if (i + kAhead < end) __builtin_prefetch(out + indices[i + kAhead], 1);
-    out[indices[i]] += scale * values[i];
-  }
-}
-
-void add_units(const int32_t* indices, const float* values, int64_t first, int64_t end, float* out,
-               int64_t n, int64_t width, float scale) {
-  for (int64_t i = first; i < end; ++i) {
-    if (i + kAhead < end) __builtin_prefetch(out + indices[i + kAhead] * width, 1);
-    const int64_t start = indices[i] * width, size = min64(width, n - start);
-    for (int64_t j = 0; j < size; ++j) out[start + j] += scale * values[i * width + j];
+// Units of `width` to a vector of `n`; one that reaches beyond its end is cut. Their width is known
+// to the compiler if it is `kWidth`.
+template <bool kAdd, int64_t kWidth>
+void put(const int32_t* indices, const float* values, int64_t count, float* out, int64_t n,
+         int64_t given_width, float scale) {
+  const int64_t width = kWidth ? kWidth : given_width;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) __builtin_prefetch(out + indices[i + kAhead] * width, 1);
+    const int64_t at = indices[i] * width, size = kWidth ? kWidth : min64(width, n - at);
+    for (int64_t j = 0; j < size; ++j) {
+      const float x = scale * values[i * width + j];
+      out[at + j] = kAdd ? out[at + j] + x : x;
+    }
   }
 }
 
@@ -41,12 +42,32 @@ GW_EXPORT int64_t gw_scatter_add(const int32_t* indices, const float* values, in
   }
   const int team = ascending && k * width > kLeastShared ? threads : 1;
   for_each_block(ceil_div(k, units), team, [&](int64_t b) {
-    const int64_t first = b * units, end = min64(first + units, k);
-    if (width == 1) {
-      add_elements(indices, values, first, end, out, scale);
-    } else {
-      add_units(indices, values, first, end, out, n, width, scale);
+    const int64_t first = b * units, size = min64(units, k - first);
+    (width == 1 ? put<true, 1> : put<true, 0>)(indices + first, values + first * width, size, out,
+                                               n, width, scale);
+  });
+  return -1;
+}
+
+// out[index] = scale * value for a list of local places. Returns -1, or the position of the first
+// that is none.
+GW_EXPORT int64_t gw_scatter(const int32_t* places, const float* values, int64_t count,
+                             int64_t num_places, int64_t first_place,
+                             const uint32_t* permutation_given, float* out, int64_t numel,
+                             int64_t width, float scale, int threads) {
+  const int64_t bad = find_outside(places, count, num_places);
+  if (bad >= 0) return bad;
+  static const uint32_t nothing[3 + 3 * kRounds] = {};
+  const Permutation permutation(permutation_given ? permutation_given : nothing);
+  for_each_block(ceil_div(count, kRun), threads, [&](int64_t batch) {
+    int32_t held[kRun];
+    const int64_t from = batch * kRun, size = min64(kRun, count - from);
+    for (int64_t i = 0; i < size; ++i) {
+      held[i] = static_cast<int32_t>(places[from + i] + first_place);
     }
+    if (permutation_given) permutation.map<true>(reinterpret_cast<uint32_t*>(held), size);
+    (width == 1 ? put<false, 1> : put<false, 0>)(held, values + from * width, size, out, numel,
+                                                 width, scale);
   });
   return -1;
 }

@@ -11,7 +11,7 @@ from ...errors import InvalidSetting, invalid
 from ..libraries import loader, serves_cpp
 from .entries import Entries, Part, check_entries, num_units
 
-_load_bits = loader("bits")
+_load_scatter = loader("scatter")
 
 
 def scatter_entries(entries: Entries, part: Part, out_N: Tensor, scale: float = 1.0) -> None:
@@ -24,7 +24,7 @@ def scatter_entries(entries: Entries, part: Part, out_N: Tensor, scale: float = 
     check_entries(entries)
     _check_out(part, out_N, entries.width)
     local_K, values, width = entries
-    library = _load_bits() if serves_cpp(values, out_N) else None
+    library = _load_scatter() if serves_cpp(values, out_N) else None
     if library is not None:
         bad = library.gw_scatter(
             local_K,
