@@ -5,15 +5,12 @@ Source: US-Byte (table 1): per layer t_f, t_b and M. Here a layer may own severa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from .sparsity import SparsityProfile
 from .stored import MOST_ELEMENTS, Frozen, NonNegative, Stored, Whole
-
-if TYPE_CHECKING:
-    pass
 
 GradientDType = Literal["float32", "float16", "bfloat16", "float64"]
 _ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
