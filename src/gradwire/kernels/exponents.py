@@ -60,10 +60,8 @@ def encode_exponents(in_N: Tensor, into: CodedExponents, factor: float = 1.0) ->
     library = _load_exponents() if in_N.is_cpu else None
     if library is None:
         return _reference_encode(in_N if factor == 1.0 else in_N * factor, into)
-    if is_wide:
-        return int(library.gw_exponents_encode(in_N, factor, numel, *into))
-    assert factor == 1.0
-    return int(library.gw_exponents_encode16(in_N, numel, *into[1:]))
+    assert is_wide or factor == 1.0
+    return int(library.gw_exponents_encode(in_N, factor, numel, *into))
 
 
 def decode_exponents(
@@ -83,11 +81,8 @@ def decode_exponents(
     if library is None:
         wrong = _reference_decode(coded, out_N, factor, add=add)
     else:
-        sizes = (coded.codes_C.numel(), numel, out_N)
-        if is_wide:
-            wrong = library.gw_exponents_decode(*coded, *sizes, factor, add)
-        else:
-            wrong = library.gw_exponents_decode16(*coded[1:], *sizes)
+        sizes = (coded.codes_C.numel(), numel, out_N, not is_wide)
+        wrong = library.gw_exponents_decode(*coded, *sizes, factor, add)
     if wrong == -2:
         raise MemoryError(f"exponents of {numel} elements: no memory for the places of blocks")
     if wrong >= 0:
