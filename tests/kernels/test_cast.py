@@ -66,12 +66,12 @@ def test_cpp_is_the_reference(case, dtype, prescale, with_residual):
     half_N, after_N = encoded(x_N, dtype, prescale, residual_N)
     out_N, sum_N = torch.empty(numel), vector(numel, "normal", seed)
     cast.cast16_decode(half_N, out_N, 1 / prescale)
-    cast.cast16_decode_add(half_N, sum_N, 0.3)
+    cast.cast16_decode(half_N, sum_N, 0.3, add=True)
     with reference_only():
         want_half_N, want_after_N = encoded(x_N, dtype, prescale, residual_N)
         want_N, want_sum_N = torch.empty(numel), vector(numel, "normal", seed)
         cast.cast16_decode(half_N, want_N, 1 / prescale)
-        cast.cast16_decode_add(half_N, want_sum_N, 0.3)
+        cast.cast16_decode(half_N, want_sum_N, 0.3, add=True)
     pairs = [(half_N, want_half_N), (out_N, want_N), (sum_N, want_sum_N)]
     if after_N is not None:
         assert after_N.isfinite().all()

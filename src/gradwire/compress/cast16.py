@@ -69,7 +69,7 @@ class cast16(Compressor):
         return out_N
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
-        cast.cast16_decode_add(payload["values"], sum_N, scale / self.prescale)
+        cast.cast16_decode(payload["values"], sum_N, scale / self.prescale, add=True)
 
 
 EXAMPLES = (cast16(), cast16(dtype=torch.float16))

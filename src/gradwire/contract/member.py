@@ -294,8 +294,14 @@ def tell_each(
     """Tells rank i ``sizes[i]``; returns what each rank told this one."""
     if codec.traits.exact_size:
         return list(limits)
-    own_W = me.told("own sizes", me.world).copy_(torch.tensor(sizes, device="cpu"))
+    told_W = yield from told_each(me, sizes)
+    return me.sizes(told_W, limits)
+
+
+def told_each(me: Member, own: Sequence[int]) -> Steps[Tensor]:
+    """Tells rank i the number ``own[i]``; returns what each rank told this one."""
+    own_W = me.told("own sizes", me.world).copy_(torch.tensor(own, device="cpu"))
     told_W = me.told("told sizes", me.world)
     one_each = (1,) * me.world
     yield AllToAll(told_W, own_W, one_each, one_each)
-    return me.sizes(told_W, limits)
+    return told_W

@@ -50,30 +50,19 @@ def cast16_encode(
     )
 
 
-def cast16_decode(in_N: torch.Tensor, out_N: torch.Tensor, scale: float = 1.0) -> None:
-    """Overwrites ``out_N`` with scale * ``in_N`` (fp16 or bf16)."""
+def cast16_decode(
+    in_N: torch.Tensor, out_N: torch.Tensor, scale: float = 1.0, *, add: bool = False
+) -> None:
+    """Overwrites ``out_N`` with scale * ``in_N`` (fp16 or bf16); with ``add`` adds that to it."""
     check_floating("out_N", out_N)
     check_vector("in_N", in_N, out_N.numel(), *_DTYPES)
     library = _load_cast() if serves_cpp(out_N) else None
     if library is None:
-        out_N.copy_(in_N.float() * scale)
+        scaled_N = in_N.float() * scale
+        out_N.copy_(out_N + scaled_N if add else scaled_N)
         return
-    library.gw_cast16_decode(*_decode_arguments(in_N, out_N, scale))
-
-
-def cast16_decode_add(in_N: torch.Tensor, sum_N: torch.Tensor, scale: float = 1.0) -> None:
-    """Adds scale * ``in_N`` (fp16 or bf16) to ``sum_N``."""
-    check_floating("sum_N", sum_N)
-    check_vector("in_N", in_N, sum_N.numel(), *_DTYPES)
-    library = _load_cast() if serves_cpp(sum_N) else None
-    if library is None:
-        sum_N.add_(in_N.float() * scale)
-        return
-    library.gw_cast16_decode_add(*_decode_arguments(in_N, sum_N, scale))
-
-
-def _decode_arguments(in_N: torch.Tensor, out_N: torch.Tensor, scale: float) -> tuple[object, ...]:
-    return (in_N, out_N, out_N.numel(), int(in_N.dtype == torch.bfloat16), scale)
+    is_bf16 = int(in_N.dtype == torch.bfloat16)
+    library.gw_cast16_decode(in_N, out_N, out_N.numel(), is_bf16, scale, int(add))
 
 
 def _reference_encode(

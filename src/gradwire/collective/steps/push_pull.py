@@ -25,9 +25,10 @@ from torch import Tensor
 
 from ...contract import Compressor, Imbalance, Layout, Member, Residual, Selection, State
 from ...contract.collective import Collective, Needs
+from ...contract.member import told_each
 from ...contract.payload import Format, Payload
 from ...contract.spec import TensorSpec, working_dtype
-from ...contract.verbs import AllGather, AllToAll, Compute, Steps, Verb
+from ...contract.verbs import AllGather, Compute, Steps, Verb
 from ...kernels.sparse.entries import Entries, Part, num_units, parts_of
 from ...kernels.sparse.format import SparseFormat
 from ...kernels.sparse.formats.coo import coo
@@ -140,10 +141,7 @@ def push(
     of this rank's part are written, of which there are at most ``limit``. ``beside`` is done while
     the network is busy. ``like`` is on the device of the payloads.
     """
-    own_W = me.told("own counts", me.world).copy_(torch.tensor(counts, device="cpu"))
-    told_W = me.told("told counts", me.world)
-    one_each = (1,) * me.world
-    yield AllToAll(told_W, own_W, one_each, one_each)
+    told_W = yield from told_each(me, counts)
     usual = [counts[me.rank]] * me.world
     told = me.sizes(told_W, [limit] * me.world, unit="units", usual=usual)
     forms = [form_of(count) for count in told]

@@ -25,11 +25,11 @@ from ...contract.collective import Collective
 from ...contract.member import tell_count
 from ...contract.payload import Payload
 from ...contract.spec import working_dtype
-from ...contract.verbs import AllGather, Compute, Steps
+from ...contract.verbs import Compute, Steps
 from ...kernels.sparse.entries import Entries
 from ...kernels.sparse.formats.coo import coo
 from .ordered_sums import merged_entries
-from .push_pull import Cut, PushPull, cached_parts
+from .push_pull import Cut, PushPull, cached_parts, gathered
 
 Rows = tuple[Tensor, Tensor]
 """Row numbers int64, ascending and without duplicates, and their values_RC."""
@@ -60,20 +60,19 @@ def average_rows(
 def _gathered(me: Member, counts: list[int], units: Entries, num_rows: int) -> Steps[Rows]:
     width, dtype = units.width, units.values.dtype
     layouts = [coo().layout(count, num_rows, width, dtype) for count in counts]
-    size = max(layout.slot_bytes for layout in layouts)
-    own = me.scratch("own", size, units.values, torch.uint8, varies=True)
-    gathered = me.scratch("gathered", me.world * size, units.values, torch.uint8, varies=True)
+    slots = [layout.slot_bytes for layout in layouts]
+    own, received, (gather,) = gathered(me, slots, units.values)
 
     def pack() -> None:
         coo().encode(units, num_rows, own[: layouts[me.rank].size_bytes])
 
     yield Compute("pack", pack, units.values.numel())
-    yield AllGather(gathered, own)
+    yield gather
 
     def merge() -> Rows:
         ranks = [
             coo().decode(Payload(layout, slot[: layout.size_bytes]), num_rows, width)
-            for layout, slot in zip(layouts, gathered.chunk(me.world), strict=True)
+            for layout, slot in zip(layouts, received, strict=True)
         ]
         sums = merged_entries(me, ranks, num_rows, working_dtype(dtype), 1 / me.world)
         return sums.indices_K.long(), sums.values.to(dtype, copy=True).view(-1, width)

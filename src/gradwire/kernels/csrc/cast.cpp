@@ -148,12 +148,10 @@ GW_EXPORT void gw_cast16_encode(const float* grad, float* residual, uint16_t* ou
   (is_bf16 ? encode<Bf16> : encode<Fp16>)(grad, residual, out, n, prescale, inverse, threads);
 }
 
+// Overwrites `out`, or adds to it.
 GW_EXPORT void gw_cast16_decode(const uint16_t* in, float* out, int64_t n, int is_bf16,
-                                float scale, int threads) {
-  (is_bf16 ? decode<Bf16, false> : decode<Fp16, false>)(in, out, n, scale, threads);
-}
-
-GW_EXPORT void gw_cast16_decode_add(const uint16_t* in, float* sum, int64_t n, int is_bf16,
-                                    float scale, int threads) {
-  (is_bf16 ? decode<Bf16, true> : decode<Fp16, true>)(in, sum, n, scale, threads);
+                                float scale, int add, int threads) {
+  const auto to = is_bf16 ? (add ? decode<Bf16, true> : decode<Bf16, false>)
+                          : (add ? decode<Fp16, true> : decode<Fp16, false>);
+  to(in, out, n, scale, threads);
 }

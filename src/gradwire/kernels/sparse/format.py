@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...contract.payload import Format, Payload
-from .entries import Entries, Part
+from .entries import Entries, Part, check_entries
 from .scatter import scatter_entries
 
 
@@ -47,6 +47,14 @@ class SparseFormat(ABC):
         The payload lies in ``buffer`` (uint8, exactly ``size_bytes`` long), or without it in a new
         one.
         """
+
+    def with_values(self, entries: Entries, num_units: int, buffer: Tensor | None) -> Payload:
+        """The payload to be encoded to, with all but the places of the entries."""
+        check_entries(entries)
+        form = self.layout(entries.num, num_units, entries.width, entries.values.dtype)
+        payload = Payload.empty(form, buffer, entries.values.device)
+        payload["values"].copy_(entries.values)
+        return payload
 
     @abstractmethod
     def decode(

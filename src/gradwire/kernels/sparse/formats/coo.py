@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ....contract.payload import Field, Format, Payload
-from ..entries import Entries, check_entries
+from ..entries import Entries
 from ..format import SparseFormat
 
 
@@ -33,12 +33,8 @@ class coo(SparseFormat):
         return Format((indices, Field("values", dtype, count * width)))
 
     def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
-        check_entries(entries)
-        indices_K, values, width = entries
-        form = self.layout(entries.num, num_units, width, values.dtype)
-        payload = Payload.empty(form, buffer, values.device)
-        payload["indices"].copy_(indices_K)
-        payload["values"].copy_(values)
+        payload = self.with_values(entries, num_units, buffer)
+        payload["indices"].copy_(entries.indices_K)
         return payload
 
     def decode(

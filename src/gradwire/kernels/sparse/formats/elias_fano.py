@@ -24,7 +24,7 @@ from ....contract.payload import Field, Format, Payload
 from ....errors import InvalidSetting, invalid
 from ...libraries import loader
 from .. import bits
-from ..entries import Entries, check_entries, first_wrong
+from ..entries import Entries, first_wrong
 from ..format import SparseFormat
 
 _load_elias = loader("elias")
@@ -46,16 +46,12 @@ class elias_fano(SparseFormat):
         return Format((Field("values", dtype, count * width), low, high))
 
     def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
-        check_entries(entries)
-        places_K, values, width = entries
-        form = self.layout(entries.num, num_units, width, values.dtype)
-        payload = Payload.empty(form, buffer, values.device)
-        payload["values"].copy_(values)
-        bad = _encode(places_K, num_units, payload)
+        payload = self.with_values(entries, num_units, buffer)
+        bad = _encode(entries.indices_K, num_units, payload)
         if bad >= 0:
             raise InvalidSetting(
                 f"entry {bad} of an elias_fano payload of {num_units} units has index "
-                f"{int(places_K[bad])}; indices must ascend from 0 to less than that"
+                f"{int(entries.indices_K[bad])}; indices must ascend from 0 to less than that"
             )
         return payload
 

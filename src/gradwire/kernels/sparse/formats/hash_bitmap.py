@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ....contract.payload import Field, Format, Payload
 from .. import bits
-from ..entries import Entries, check_entries
+from ..entries import Entries
 from ..format import SparseFormat
 
 
@@ -37,12 +37,8 @@ class hash_bitmap(SparseFormat):
         return Format((Field("values", dtype, count * width), marks))
 
     def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
-        check_entries(entries)
-        indices_K, values, width = entries
-        form = self.layout(indices_K.numel(), num_units, width, values.dtype)
-        payload = Payload.empty(form, buffer, values.device)
-        payload["values"].copy_(values)
-        bits.write(indices_K, num_units, payload["bits"])
+        payload = self.with_values(entries, num_units, buffer)
+        bits.write(entries.indices_K, num_units, payload["bits"])
         return payload
 
     def decode(
