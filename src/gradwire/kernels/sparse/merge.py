@@ -51,7 +51,11 @@ def merge(
             raise invalid("width", entries.width, f"{width}", "use one width everywhere")
     dtype = dtype or ranks[0].values.dtype
     most = sum(entries.num for entries in ranks)
-    places_K, values = _room(ranks[0], most, dtype) if room is None else room
+    if room is None:
+        like = ranks[0]
+        values = like.values.new_empty(most * width, dtype=dtype)
+        room = like.indices_K.new_empty(most), values
+    places_K, values = room
     if min(places_K.numel(), values.numel() // width) < most or values.dtype != dtype:
         given = f"{places_K.numel()} places, {values.numel()} values of {values.dtype}"
         accepted = f"{most} places and units of {width} {dtype}"
@@ -59,39 +63,23 @@ def merge(
     library = _load_merge() if serves_cpp(values, *(one.values for one in ranks)) else None
     if library is None:
         return _reference(ranks, num_places, scale, dtype)
-    count = _run(library, ranks, num_places, scale, places_K, values)
-    if count == _NO_MEMORY:
-        raise MemoryError(f"sums of {most} entries: no memory for a window of them")
-    if count <= _FIRST_WRONG:
-        raise _wrong(ranks[_FIRST_WRONG - count], num_places)
-    return Entries(places_K[:count], values[: count * width], width)
-
-
-def _room(like: Entries, most: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return like.indices_K.new_empty(most), like.values.new_empty(most * like.width, dtype=dtype)
-
-
-def _run(
-    library: ctypes.CDLL,
-    ranks: Sequence[Entries],
-    num_places: int,
-    scale: float,
-    places_K: Tensor,
-    values: Tensor,
-) -> int:
     number = len(ranks)
-    found: int = library.gw_merge(
+    count = library.gw_merge(
         (ctypes.c_void_p * number)(*[entries.indices_K.data_ptr() for entries in ranks]),
         (ctypes.c_void_p * number)(*[entries.values.data_ptr() for entries in ranks]),
         (ctypes.c_int64 * number)(*[entries.num for entries in ranks]),
         number,
         num_places,
-        ranks[0].width,
+        width,
         scale,
         places_K,
         values,
     )
-    return found
+    if count == _NO_MEMORY:
+        raise MemoryError(f"sums of {most} entries: no memory for a window of them")
+    if count <= _FIRST_WRONG:
+        raise _wrong(ranks[_FIRST_WRONG - count], num_places)
+    return Entries(places_K[:count], values[: count * width], width)
 
 
 def _reference(

@@ -25,7 +25,9 @@ def scatter_entries(entries: Entries, part: Part, out_N: Tensor, scale: float = 
     _check_out(part, out_N, entries.width)
     local_K, values, width = entries
     library = _load_scatter() if serves_cpp(values, out_N) else None
-    if library is not None:
+    if library is None:
+        bad = _reference(entries, part, out_N, scale)
+    else:
         bad = library.gw_scatter(
             local_K,
             values,
@@ -38,19 +40,21 @@ def scatter_entries(entries: Entries, part: Part, out_N: Tensor, scale: float = 
             width,
             scale,
         )
-        if bad >= 0:
-            raise out_of_part(bad, int(local_K[bad]), part.length)
-        return
-    _reference(entries, part, out_N, scale)
+    if bad >= 0:
+        raise InvalidSetting(
+            f"place {bad} must lie in [0, {part.length}), got {int(local_K[bad])}; "
+            "give every rank the same vector, world and permutation"
+        )
 
 
-def _reference(entries: Entries, part: Part, out_N: Tensor, scale: float) -> None:
+def _reference(entries: Entries, part: Part, out_N: Tensor, scale: float) -> int:
     local_K, values, width = entries
     bad = ((local_K < 0) | (local_K >= part.length)).nonzero()
     if bad.numel():
-        raise out_of_part(int(bad[0]), int(local_K[bad[0]]), part.length)
+        return int(bad[0])
     scaled = (values if scale == 1.0 else values * scale).to(out_N.dtype).view(-1, width)
     put_units(out_N, part.indices(local_K), scaled)
+    return -1
 
 
 def put_units(out_N: Tensor, indices_K: Tensor, units_Kw: Tensor) -> None:
@@ -72,11 +76,3 @@ def _check_out(part: Part, out_N: Tensor, width: int) -> None:
             f"a contiguous vector of {part.num_units} units of {width}",
             "pass the vector that the part was made for",
         )
-
-
-def out_of_part(position: int, given: int, length: int) -> InvalidSetting:
-    """The error for a place that a part does not have."""
-    return InvalidSetting(
-        f"place {position} must lie in [0, {length}), got {given}; "
-        "give every rank the same vector, world and permutation"
-    )

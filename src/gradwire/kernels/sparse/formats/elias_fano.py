@@ -46,22 +46,42 @@ class elias_fano(SparseFormat):
         return Format((Field("values", dtype, count * width), low, high))
 
     def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
-        payload = self.with_values(entries, num_units, buffer)
-        bad = _encode(entries.indices_K, num_units, payload)
+        payload, places_K = self.with_values(entries, num_units, buffer), entries.indices_K
+        count, low, high = entries.num, payload["low"], payload["high"]
+        num_low, num_high = low_bits(count, num_units), high_bits(count, num_units)
+        library = _load_elias() if places_K.device.type == "cpu" else None
+        if library is None:
+            bad = first_wrong(places_K, num_units)
+            if bad < 0 and count:
+                _reference_encode(places_K, num_low, low, high)
+        else:
+            bad = library.gw_elias_encode(places_K, count, num_units, num_low, low, high, num_high)
         if bad >= 0:
             raise InvalidSetting(
                 f"entry {bad} of an elias_fano payload of {num_units} units has index "
-                f"{int(entries.indices_K[bad])}; indices must ascend from 0 to less than that"
+                f"{int(places_K[bad])}; indices must ascend from 0 to less than that"
             )
         return payload
 
     def decode(
         self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
     ) -> Entries:
-        values = payload["values"]
+        values, low, high = payload["values"], payload["low"], payload["high"]
         count = values.numel() // width
         places_K = values.new_empty(count, dtype=torch.int32) if room is None else room[:count]
-        bad = _decode(payload, num_units, places_K)
+        num_low, num_high = low_bits(count, num_units), high_bits(count, num_units)
+        library = _load_elias() if places_K.device.type == "cpu" else None
+        if library is None:
+            set_K = bits.read(high, num_high, count)
+            places_K.copy_(_reference_decode(set_K, num_low, low))
+            bad = first_wrong(places_K, num_units)
+        else:
+            wrong = ctypes.c_int64()
+            found = library.gw_elias_decode(
+                low, high, num_high, count, num_units, num_low, places_K, ctypes.byref(wrong)
+            )
+            bits.check_found(found, count, num_high)
+            bad = wrong.value
         if bad >= 0:
             raise invalid(
                 "elias_fano",
@@ -84,47 +104,6 @@ def low_bits(count: int, num_units: int) -> int:
 def high_bits(count: int, num_units: int) -> int:
     """The number of bits that the upper parts of the places take."""
     return count + ((num_units - 1) >> low_bits(count, num_units)) if count else 0
-
-
-def _encode(places_K: Tensor, num_units: int, payload: Payload) -> int:
-    """Fills both fields of bits; returns the position of the first wrong place, or -1."""
-    count, low, high = places_K.numel(), payload["low"], payload["high"]
-    library = _load_elias() if places_K.device.type == "cpu" else None
-    if library is None:
-        bad = first_wrong(places_K, num_units)
-        if bad < 0 and count:
-            _reference_encode(places_K, low_bits(count, num_units), low, high)
-        return bad
-    found: int = library.gw_elias_encode(
-        places_K,
-        count,
-        num_units,
-        low_bits(count, num_units),
-        low,
-        high,
-        high_bits(count, num_units),
-    )
-    return found
-
-
-def _decode(payload: Payload, num_units: int, places_K: Tensor) -> int:
-    """Fills ``places_K``; returns the position of the first wrong place, or -1.
-
-    Raises InvalidSetting unless as many high bits are set as there are entries.
-    """
-    count, low, high = places_K.numel(), payload["low"], payload["high"]
-    num_low, num_high = low_bits(count, num_units), high_bits(count, num_units)
-    library = _load_elias() if places_K.device.type == "cpu" else None
-    if library is None:
-        set_K = bits.read(high, num_high, count)
-        places_K.copy_(_reference_decode(set_K, num_low, low))
-        return first_wrong(places_K, num_units)
-    bad = ctypes.c_int64()
-    found = library.gw_elias_decode(
-        low, high, num_high, count, num_units, num_low, places_K, ctypes.byref(bad)
-    )
-    bits.check_found(found, count, num_high)
-    return bad.value
 
 
 def _reference_encode(places_K: Tensor, num_low: int, low: Tensor, high: Tensor) -> None:
