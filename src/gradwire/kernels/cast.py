@@ -37,7 +37,11 @@ def cast16_encode(
         raise invalid("prescale", prescale, "a positive finite number", "1.0 leaves it unscaled")
     library = _load_cast() if serves_cpp(grad_N, residual_N) else None
     if library is None:
-        _reference_encode(grad_N, out_N, prescale, residual_N)
+        c_N = grad_N if residual_N is None else grad_N + residual_N
+        out_N.copy_(c_N * prescale)
+        if residual_N is not None:
+            left_N = c_N - out_N.to(c_N.dtype) * (1.0 / prescale)
+            residual_N.copy_(torch.where(left_N.isfinite(), left_N, residual_N))
         return
     library.gw_cast16_encode(
         grad_N,
@@ -63,13 +67,3 @@ def cast16_decode(
         return
     is_bf16 = int(in_N.dtype == torch.bfloat16)
     library.gw_cast16_decode(in_N, out_N, out_N.numel(), is_bf16, scale, int(add))
-
-
-def _reference_encode(
-    grad_N: torch.Tensor, out_N: torch.Tensor, prescale: float, residual_N: torch.Tensor | None
-) -> None:
-    c_N = grad_N if residual_N is None else grad_N + residual_N
-    out_N.copy_(c_N * prescale)
-    if residual_N is not None:
-        left_N = c_N - out_N.to(c_N.dtype) * (1.0 / prescale)
-        residual_N.copy_(torch.where(left_N.isfinite(), left_N, residual_N))

@@ -433,8 +433,18 @@ def _found_or_built(source: CppSource, on_build: Callable[[Path], None]) -> ctyp
         return None
     failure = ""
     for flags in source.flag_sets:
+        name = library_name(source, compiler, flags)
+        command = [compiler, *flags, f"-I{source.headers.absolute()}", "-x", "c++"]
         try:
-            return _load_or_build(source, compiler, flags, on_build)
+            for path in paths():  # the first folder of the cache that has it, or room for it
+                with opened(path) as folder:
+                    library = None if folder is None else folder.load(name)
+                    if folder is not None and library is None and folder.has_room():
+                        on_build(folder.path)
+                        library = _built(command, source.text, folder, name)
+                    if library is not None:
+                        return library
+            failure = "no folder has room for a library"
         except (OSError, subprocess.SubprocessError) as error:
             failure = _reason(error)
     _warn(f"{compiler} could not build {source.name}: {failure}")
@@ -452,28 +462,6 @@ def _reason(error: Exception) -> str:
         lines = [line for line in str(error.stderr).splitlines() if "error" in line]
         return lines[0] if lines else str(error)
     return str(error)
-
-
-def _load_or_build(
-    source: CppSource,
-    compiler: str,
-    flags: tuple[str, ...],
-    on_build: Callable[[Path], None],
-) -> ctypes.CDLL:
-    """The library of the first folder of the cache that has it, or room for it."""
-    name = library_name(source, compiler, flags)
-    command = [compiler, *flags, f"-I{source.headers.absolute()}", "-x", "c++"]
-    for path in paths():
-        with opened(path) as folder:
-            if folder is None:
-                continue
-            library = folder.load(name)
-            if library is None and folder.has_room():
-                on_build(folder.path)
-                library = _built(command, source.text, folder, name)
-            if library is not None:
-                return library
-    raise OSError("no folder has room for a library")
 
 
 def _built(command: Sequence[str], text: str, folder: Cache, name: str) -> ctypes.CDLL:

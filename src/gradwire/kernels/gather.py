@@ -35,7 +35,13 @@ def take(
     check_vector("residual_N", residual_N, numel, source_N.dtype)
     library = _load_gather() if serves_cpp(source_N, residual_N) else None
     if library is None:
-        bad = _reference_take(source_N, indices_K, values_K, scale, residual_N)
+        outside = ((indices_K < 0) | (indices_K >= numel)).nonzero()
+        bad = int(outside[0]) if outside.numel() else -1
+        if bad < 0:
+            index_K = indices_K.long()
+            torch.mul(source_N[index_K], scale, out=values_K)
+            if residual_N is not None:
+                residual_N[index_K] = 0.0
     else:
         bad = library.gw_take(source_N, indices_K, count, numel, scale, values_K, residual_N)
     if bad >= 0:
@@ -66,34 +72,12 @@ def lay_runs(
         raise invalid("tos_R and counts_R", (tos_R, counts_R), accepted, "make out longer")
     library = _load_gather() if out.device.type == "cpu" else None
     if library is None:
-        _reference_lay_runs(numbers_K, counts_R, tos_R, shifts_R, out)
+        done = 0
+        runs = zip(counts_R.tolist(), tos_R.tolist(), shifts_R.tolist(), strict=True)
+        for count, to, shift in runs:
+            run_K = torch.arange(count) if numbers_K is None else numbers_K[done : done + count]
+            out[to : to + count] = run_K + shift
+            done += count
         return
     tables = (counts_R, tos_R, shifts_R, num_runs)
     library.gw_lay_runs(numbers_K, *tables, out)
-
-
-def _reference_lay_runs(
-    numbers_K: Tensor | None, counts_R: Tensor, tos_R: Tensor, shifts_R: Tensor, out: Tensor
-) -> None:
-    done = 0
-    for count, to, shift in zip(counts_R.tolist(), tos_R.tolist(), shifts_R.tolist(), strict=True):
-        run_K = torch.arange(count) if numbers_K is None else numbers_K[done : done + count]
-        out[to : to + count] = run_K + shift
-        done += count
-
-
-def _reference_take(
-    source_N: Tensor,
-    indices_K: Tensor,
-    values_K: Tensor,
-    scale: float,
-    residual_N: Tensor | None,
-) -> int:
-    outside = ((indices_K < 0) | (indices_K >= source_N.numel())).nonzero()
-    if outside.numel():
-        return int(outside[0])
-    index_K = indices_K.long()
-    torch.mul(source_N[index_K], scale, out=values_K)
-    if residual_N is not None:
-        residual_N[index_K] = 0.0
-    return -1

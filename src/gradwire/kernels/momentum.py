@@ -39,7 +39,13 @@ def accumulate(
     fits = serves_cpp(grad_N, velocity_N, pending_N, whole_N)
     library = _load_momentum() if fits else None
     if library is None:
-        _reference_accumulate(grad_N, velocity_N, pending_N, whole_N, momentum, nesterov)
+        kept_N = velocity_N * momentum
+        torch.add(kept_N, grad_N, out=velocity_N)
+        velocity_N.masked_fill_(~velocity_N.isfinite(), 0.0)
+        most = torch.finfo(pending_N.dtype).max
+        pending_N.add_(velocity_N * momentum if nesterov else kept_N).clamp_(-most, most)
+        if whole_N is not None:
+            torch.add(pending_N, grad_N, out=whole_N)
         return
     library.gw_momentum_accumulate(
         grad_N, velocity_N, pending_N, whole_N, grad_N.numel(), momentum, int(nesterov)
@@ -64,20 +70,3 @@ def mask(velocity_N: Tensor, whole_N: Tensor, pending_N: Tensor, *, least: float
         velocity_N.masked_fill_(left_N & any_stayed, 0.0)
         return
     library.gw_momentum_mask(velocity_N, whole_N, pending_N, velocity_N.numel(), least)
-
-
-def _reference_accumulate(
-    grad_N: Tensor,
-    velocity_N: Tensor,
-    pending_N: Tensor,
-    whole_N: Tensor | None,
-    momentum: float,
-    nesterov: bool,
-) -> None:
-    kept_N = velocity_N * momentum
-    torch.add(kept_N, grad_N, out=velocity_N)
-    velocity_N.masked_fill_(~velocity_N.isfinite(), 0.0)
-    most = torch.finfo(pending_N.dtype).max
-    pending_N.add_(velocity_N * momentum if nesterov else kept_N).clamp_(-most, most)
-    if whole_N is not None:
-        torch.add(pending_N, grad_N, out=whole_N)

@@ -48,8 +48,16 @@ def topk_many(
 ) -> None:
     """``topk`` of several vectors, each as alone, in one call: short ones cost little more."""
     operands = list(zip(grads, residuals, indices, values, strict=True))
-    for own in operands:
-        _check_topk(*own)
+    for grad_N, residual_N, indices_K, values_K in operands:
+        num_elements, num_selected = grad_N.numel(), indices_K.numel()
+        check_floating("grad_N", grad_N)
+        check_vector("indices_K", indices_K, num_selected, torch.int32)
+        check_vector("values_K", values_K, num_selected, grad_N.dtype)
+        check_vector("residual_N", residual_N, num_elements, grad_N.dtype)
+        if num_selected > num_elements:
+            accepted = f"at most grad_N's length {num_elements}"
+            raise invalid("indices_K", num_selected, accepted, "shorten it")
+        check_addressable("grad_N", num_elements)
     on_host = all(serves_cpp(grad_N, residual_N) for grad_N, residual_N, _, _ in operands)
     library = _load_select() if on_host else None
     if library is None:
@@ -65,24 +73,6 @@ def topk_many(
     if library.gw_topk_many(tasks, len(operands)):
         num_elements = sum(grad_N.numel() for grad_N in grads)
         raise MemoryError(f"top-k of {num_elements} elements: no memory for its candidates")
-
-
-def _check_topk(
-    grad_N: torch.Tensor,
-    residual_N: torch.Tensor | None,
-    indices_K: torch.Tensor,
-    values_K: torch.Tensor,
-) -> None:
-    num_elements, num_selected = grad_N.numel(), indices_K.numel()
-    check_floating("grad_N", grad_N)
-    check_vector("indices_K", indices_K, num_selected, torch.int32)
-    check_vector("values_K", values_K, num_selected, grad_N.dtype)
-    check_vector("residual_N", residual_N, num_elements, grad_N.dtype)
-    if num_selected > num_elements:
-        raise invalid(
-            "indices_K", num_selected, f"at most grad_N's length {num_elements}", "shorten it"
-        )
-    check_addressable("grad_N", num_elements)
 
 
 def topk_ranges(
@@ -152,7 +142,14 @@ def scatter_add(
     check_vector("values", values, num_entries * width, out_N.dtype)
     library = _load_scatter() if serves_cpp(out_N) else None
     if library is None:
-        bad = _reference_scatter_add(indices_K, values, out_N, scale, width)
+        outside = ((indices_K < 0) | (indices_K >= num_units)).nonzero()
+        bad = int(outside[0]) if outside.numel() else -1
+        if bad < 0:
+            missing = num_units * width - out_N.numel()
+            units = torch.cat([out_N, out_N.new_zeros(missing)]) if missing else out_N
+            units.view(-1, width).index_add_(0, indices_K, (values * scale).view(-1, width))
+            if missing:
+                out_N.copy_(units[: out_N.numel()])
     else:
         bad = library.gw_scatter_add(
             indices_K, values, num_entries, out_N, out_N.numel(), width, scale
@@ -162,21 +159,6 @@ def scatter_add(
             f"indices_K[{bad}] must lie in [0, {num_units}), got {int(indices_K[bad])}; "
             "the entries were made for a vector of another length"
         )
-
-
-def _reference_scatter_add(
-    indices_K: torch.Tensor, values: torch.Tensor, out_N: torch.Tensor, scale: float, width: int
-) -> int:
-    num_units = -(-out_N.numel() // width)
-    outside = ((indices_K < 0) | (indices_K >= num_units)).nonzero()
-    if outside.numel():
-        return int(outside[0])
-    missing = num_units * width - out_N.numel()
-    units = torch.cat([out_N, out_N.new_zeros(missing)]) if missing else out_N
-    units.view(-1, width).index_add_(0, indices_K, (values * scale).view(-1, width))
-    if missing:
-        out_N.copy_(units[: out_N.numel()])
-    return -1
 
 
 def check_addressable(name: str, num_elements: int) -> None:
