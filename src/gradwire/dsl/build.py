@@ -59,6 +59,11 @@ class Call(NamedTuple):
         """The device on which all operands lie."""
         return next(iter(self.operands.values())).device
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the operands lie where C++ can reach them."""
+        return next(iter(self.operands.values())).is_cpu
+
     def beside(self, name: str, operand: Tensor) -> Call:
         """The call with one operand more."""
         return self._replace(operands={**self.operands, name: operand})
@@ -118,7 +123,7 @@ class Built:
 
         Returns how many elements of each were kept, which lie in the front of their buffers.
         """
-        on_cpu = all(call.device.type == "cpu" for call in calls)
+        on_cpu = all(call.on_cpu for call in calls)
         library = self.library() if on_cpu else None
         if library is None:
             if calls and not on_cpu and has_triton():
