@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ..errors import InvalidSetting, invalid
@@ -20,9 +21,6 @@ from .libraries import BITS, INT32_MAX, check_floating, check_vector, loader, se
 
 _load_scatter = loader("scatter")
 _load_select = loader("select")
-
-_REFUSED = 2
-"""The status that the C++ returns for ranges that are not valid."""
 
 
 def topk(
@@ -100,26 +98,25 @@ def topk_ranges(
         check_vector(name, table_L, num_ranges, torch.int64)
     check_vector("indices_K", indices_K, num_selected, torch.int32)
     check_vector("values_K", values_K, num_selected, c_N.dtype)
-    inside_L = (starts_L >= 0) & (stops_L <= num_elements) & (ks_L >= 0)
-    if not bool((inside_L & (ks_L <= stops_L - starts_L)).all()):
-        ranges = [*zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True)]
+    starts, stops, ks, firsts = (one.numpy(force=True) for one in tables.values())
+    lengths, ends = stops - starts, ks.cumsum()
+    if not ((starts >= 0) & (stops <= num_elements) & (ks >= 0) & (ks <= lengths)).all():
+        ranges = [*zip(starts.tolist(), stops.tolist(), ks.tolist(), strict=True)]
         accepted = f"within [0, {num_elements}], each no shorter than its k"
         raise invalid("ranges (start, stop, k)", ranges, accepted, "take the layers' own bounds")
-    ends_L = ks_L.cumsum(0)
-    if int(ks_L.sum()) != num_selected:
-        accepted = f"of {int(ks_L.sum())} elements, the sum of ks_L"
+    if ks.sum() != num_selected:
+        accepted = f"of {ks.sum()} elements, the sum of ks_L"
         raise invalid("indices_K", num_selected, accepted, "slice it to that length")
-    library, begins_L = _load_select() if serves_cpp(c_N) else None, ends_L - ks_L
+    library, begins = _load_select() if serves_cpp(c_N) else None, ends - ks
     if library is None:
-        each = [one_L.tolist() for one_L in (starts_L, stops_L, begins_L, ends_L, firsts_L)]
+        each = [one.tolist() for one in (starts, stops, begins, ends, firsts)]
         for start, stop, begin, end, first in zip(*each, strict=True):
             _reference_topk(c_N[start:stop], indices_K[begin:end], values_K[begin:end], None)
             indices_K[begin:end] += first
         return
-    lengths_L, vector = (stops_L - starts_L).where(ks_L > 0, 0), c_N.data_ptr() + 4 * starts_L
-    rooms = (one.data_ptr() + 4 * begins_L for one in (indices_K, values_K))
-    words = (vector, torch.zeros_like(ks_L), lengths_L, ks_L, *rooms, firsts_L)
-    if library.gw_topk_many(torch.stack(words, 1), num_ranges):
+    rooms = (one.data_ptr() + 4 * begins for one in (indices_K, values_K))
+    words = (c_N.data_ptr() + 4 * starts, 0 * ks, lengths * (ks > 0), ks, *rooms, firsts)
+    if library.gw_topk_many(torch.from_numpy(np.stack(words, 1)), num_ranges):
         raise MemoryError(f"top-k of {num_ranges} ranges: no memory for their candidates")
 
 
