@@ -13,7 +13,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from ..errors import InvalidSetting, invalid
@@ -98,26 +97,28 @@ def topk_ranges(
         check_vector(name, table_L, num_ranges, torch.int64)
     check_vector("indices_K", indices_K, num_selected, torch.int32)
     check_vector("values_K", values_K, num_selected, c_N.dtype)
-    starts, stops, ks, firsts = (one.numpy(force=True) for one in tables.values())
-    lengths, ends = stops - starts, ks.cumsum()
-    if not ((starts >= 0) & (stops <= num_elements) & (ks >= 0) & (ks <= lengths)).all():
-        ranges = [*zip(starts.tolist(), stops.tolist(), ks.tolist(), strict=True)]
+    library, status = _load_select() if serves_cpp(c_N) else None, None
+    if library is not None:
+        status = library.gw_topk_ranges(
+            c_N, num_elements, *tables.values(), num_ranges, indices_K, values_K, num_selected
+        )
+    if status == 1:
+        raise MemoryError(f"top-k of {num_ranges} ranges: no memory for their candidates")
+    if status == 0:
+        return
+    ranges = [*zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True)]
+    if any(a < 0 or b > num_elements or k < 0 or k > b - a for a, b, k in ranges):
         accepted = f"within [0, {num_elements}], each no shorter than its k"
         raise invalid("ranges (start, stop, k)", ranges, accepted, "take the layers' own bounds")
-    if ks.sum() != num_selected:
-        accepted = f"of {ks.sum()} elements, the sum of ks_L"
+    if int(ks_L.sum()) != num_selected:
+        accepted = f"of {int(ks_L.sum())} elements, the sum of ks_L"
         raise invalid("indices_K", num_selected, accepted, "slice it to that length")
-    library, begins = _load_select() if serves_cpp(c_N) else None, ends - ks
-    if library is None:
-        each = [one.tolist() for one in (starts, stops, begins, ends, firsts)]
-        for start, stop, begin, end, first in zip(*each, strict=True):
-            _reference_topk(c_N[start:stop], indices_K[begin:end], values_K[begin:end], None)
-            indices_K[begin:end] += first
-        return
-    rooms = (one.data_ptr() + 4 * begins for one in (indices_K, values_K))
-    words = (c_N.data_ptr() + 4 * starts, 0 * ks, lengths * (ks > 0), ks, *rooms, firsts)
-    if library.gw_topk_many(torch.from_numpy(np.stack(words, 1)), num_ranges):
-        raise MemoryError(f"top-k of {num_ranges} ranges: no memory for their candidates")
+    done = 0
+    for (start, stop, k), first in zip(ranges, firsts_L.tolist(), strict=True):
+        into = slice(done, done + k)
+        _reference_topk(c_N[start:stop], indices_K[into], values_K[into], None)
+        indices_K[into] += first
+        done += k
 
 
 def scatter_add(

@@ -59,3 +59,23 @@ GW_EXPORT int gw_topk_many(const Task* tasks, int64_t num_tasks, int threads) {
     return 1;
   }
 }
+
+// gw_topk_many of ranges of c, one behind the other in the output; a range's indices count from its
+// entry in `firsts`. Returns 2, with nothing done, where ranges do not lie in c, are shorter than
+// their k or select another number than there is room for.
+GW_EXPORT int gw_topk_ranges(const float* c, int64_t n, const int64_t* starts, const int64_t* stops,
+                             const int64_t* ks, const int64_t* firsts, int64_t num_ranges,
+                             int32_t* indices, float* values, int64_t room, int threads) try {
+  std::vector<Task> tasks;
+  for (int64_t i = 0; i < num_ranges; ++i) {
+    const int64_t size = stops[i] - starts[i], k = ks[i];
+    if (starts[i] < 0 || stops[i] > n || k < 0 || k > size || k > room) return 2;
+    if (k > 0) tasks.push_back({c + starts[i], nullptr, size, k, indices, values, firsts[i]});
+    indices += k;
+    values += k;
+    room -= k;
+  }
+  return room ? 2 : gw_topk_many(tasks.data(), static_cast<int64_t>(tasks.size()), threads);
+} catch (const std::bad_alloc&) {
+  return 1;
+}
