@@ -16,8 +16,7 @@ import torch
 
 from gradwire.compress.uniform import uniform
 from gradwire.contract.trace.span import Span, Trace
-from gradwire.dsl.build import Call
-from gradwire.dsl.interp import Draws
+from gradwire.dsl.interp import Call, Draws
 from gradwire.errors import InvalidSetting, NotInstalled
 from gradwire.kernels import libraries as gpu
 from gradwire.planning.data.cluster import Cluster

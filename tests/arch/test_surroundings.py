@@ -13,7 +13,7 @@ from tests.each import each
 pytestmark = TOGETHER
 
 EVERY = (*FOLDERS, "scripts", "examples")
-NEED_ONE = re.compile(r"gpu/device\.py$|/(partition|runs|hash)_device\.py$|^integrations/")
+NEED_ONE = re.compile(r"gpu/device\.py$|/(permutation|runs|hash)_device\.py$|^integrations/")
 """Files that are imported only where a package is: in triton's language, or for a framework."""
 UNPICKLES = re.compile(r"c?pickle|marshal|dill|shelve|cloudpickle|(?!py_)\w+_object(_list)?")
 """Modules that load pickles, and the calls of torch.distributed by which ranks send them."""

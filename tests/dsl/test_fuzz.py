@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, example, given, note, settings
 
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl import render_cpp
-from gradwire.dsl.build import Built, Call
+from gradwire.dsl.build import Built
 from gradwire.dsl.gpu.launch import Launcher
+from gradwire.dsl.interp import Call
 from gradwire.dsl.ir import Kernel, Op
 from gradwire.dsl.program import Program
 from gradwire.kernels import compiler

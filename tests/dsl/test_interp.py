@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.dsl.interp import packed, unpacked
 from gradwire.dsl.language import add, concat, extract, filter, greater, map, reduce, size, uint1
 from gradwire.dsl.philox import philox, uniform
 from gradwire.dsl.program import Program
 from gradwire.kernels.libraries import reference_only
+from gradwire.kernels.sparse.bits import packed_codes, unpacked_codes
 from tests.each import each
 
 
@@ -53,9 +53,9 @@ def test_reductions_are_those_of_each_block(numel):
 @each("bits", [1, 2, 4, 8])
 def test_codes_are_packed_densely_lowest_first(bits):
     codes_N = torch.arange(13, dtype=torch.int32) % 2**bits
-    bytes_U = packed(codes_N, bits)
+    bytes_U = packed_codes(codes_N, bits)
     assert bytes_U.numel() == -(-13 * bits // 8)
-    assert torch.equal(unpacked(bytes_U, bits, 13), codes_N)
+    assert torch.equal(unpacked_codes(bytes_U, bits, 13), codes_N)
     as_one = int.from_bytes(bytes(bytes_U.tolist()), "little")
     assert as_one == sum(int(code) << bits * i for i, code in enumerate(codes_N))
 

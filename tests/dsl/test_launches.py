@@ -18,9 +18,10 @@ from gradwire.compress.dgc import dgc
 from gradwire.compress.int8 import int8
 from gradwire.compress.qsgd import qsgd
 from gradwire.contract.spec import TensorSpec
-from gradwire.dsl.build import Built, Call
+from gradwire.dsl.build import Built
 from gradwire.dsl.gpu import launch as gpu_build
 from gradwire.dsl.gpu.launch import Launcher
+from gradwire.dsl.interp import Call
 from gradwire.dsl.program import Program
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.dsl import runs_launch

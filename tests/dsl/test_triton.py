@@ -20,10 +20,10 @@ from gradwire.contract import registry as load
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl import generated, interp
 from gradwire.dsl import language as gl
-from gradwire.dsl.build import Built, Call
+from gradwire.dsl.build import Built
 from gradwire.dsl.gpu.launch import Launcher
 from gradwire.dsl.gpu.render import WHOLE
-from gradwire.dsl.interp import Draws
+from gradwire.dsl.interp import Call, Draws
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.operators import Operator
 from gradwire.dsl.program import Program

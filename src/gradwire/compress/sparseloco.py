@@ -28,7 +28,7 @@ from ..contract.bounds import check_share
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
 from ..errors import invalid
-from ..kernels.sparse.bits import packed, unpacked
+from ..kernels.sparse.bits import packed_codes, unpacked_codes
 from ._coo import Coo, check_addressable, share_of
 from ._residual import as_working
 
@@ -89,7 +89,7 @@ class sparseloco(Coo):
             payload["levels"].copy_(torch.cat([levels.flatten() for levels, _ in made]))
             payload["indices"].copy_(torch.cat([at.flatten() for at in picked]))
             codes_K = torch.cat([codes.flatten() for _, codes in made])
-            payload["codes"].copy_(packed(codes_K, 2))
+            payload["codes"].copy_(packed_codes(codes_K, 2))
         if residual_N is not None:
             self.merge(payload, residual_N, scale=-1.0)
             torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
@@ -97,7 +97,7 @@ class sparseloco(Coo):
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
         indices_K = payload["indices"].int()
-        codes_K = unpacked(payload["codes"], 2, indices_K.numel())
+        codes_K = unpacked_codes(payload["codes"], 2, indices_K.numel())
         place_K = torch.arange(indices_K.numel(), dtype=torch.int32, device=indices_K.device)
         chunk_K = place_K // share_of(self.density, CHUNK)
         values_K = payload["levels"][2 * chunk_K + (codes_K & _HIGH) // _HIGH]

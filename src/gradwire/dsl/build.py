@@ -10,16 +10,14 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from ..contract.payload import Payload
 from ..kernels.compiler import CppSource, load_compiled
 from ..kernels.libraries import has_triton
 from . import interp
-from .interp import Draws
+from .interp import Call, Draws
 from .ir import Kernel
 from .render_cpp import render_cpp
 
@@ -32,54 +30,6 @@ _HEADERS = Path(__file__).parent / "csrc"
 _FLAGS = ("-fno-trapping-math", "-fno-math-errno", "-fwrapv")
 _WIDE = ("-mprefer-vector-width=512",)
 _NUM_KEPT = 3  # its place among the words of a csrc/blocks.h Tensor
-
-
-class Call(NamedTuple):
-    """One tensor's part in a run: its operands by buffer name, its length, its random numbers.
-
-    Operands are float32 vectors that lie in one piece, and bytes for packed fields, all on one
-    device. Those that ``operands`` lacks are fields of ``payload``.
-    """
-
-    operands: Mapping[str, Tensor]
-    numel: int
-    draws: Draws = Draws()
-    payload: Payload | None = None
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Every operand by its buffer's name."""
-        if self.payload is None:
-            return self.operands
-        fields = {field.name: self.payload[field.name] for field in self.payload.format}
-        return {**fields, **self.operands}
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which all operands lie."""
-        return next(iter(self.operands.values())).device
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the operands lie where C++ can reach them."""
-        return next(iter(self.operands.values())).is_cpu
-
-    def beside(self, name: str, operand: Tensor) -> Call:
-        """The call with one operand more."""
-        return self._replace(operands={**self.operands, name: operand})
-
-    def words(self, kernel: Kernel) -> list[int]:
-        """The numbers of csrc/blocks.h's Tensor: addresses come without views of the fields."""
-        words = [self.numel, self.draws.key, self.draws.step, 0]
-        if self.payload is None:
-            words += [self.operands[buffer.name].data_ptr() for buffer in kernel.buffers]
-            return words
-        assert self.payload.buffer is not None
-        base, place = self.payload.buffer.data_ptr(), self.payload.format.place
-        for buffer in kernel.buffers:
-            operand = self.operands.get(buffer.name)
-            words.append(base + place(buffer.name)[0] if operand is None else operand.data_ptr())
-        return words
 
 
 class Built:

@@ -23,8 +23,8 @@ from ..contract.scratch import passing
 from ..contract.spec import TensorSpec, check_gradient
 from ..errors import invalid
 from ..kernels import select
-from .build import Built, Call
-from .interp import Draws
+from .build import Built
+from .interp import Call, Draws
 from .ir import FLOAT32, INT32, UNSIGNED, Buffer, DType, Extent, Kernel, Op
 from .rewrite import KEYS, OUT, RANKED, Pick, StageKernels, Traced, partials, unpacked
 

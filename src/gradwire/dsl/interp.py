@@ -19,7 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels.sparse.bits import packed, unpacked
+from ..contract.payload import Payload
+from ..kernels.sparse.bits import packed_codes, unpacked_codes
 from .ir import FLOAT32, UNSIGNED, DType, Extent, Fold, Kernel, Node, Op, neutral, walk
 from .philox import below, uniform
 
@@ -32,6 +33,54 @@ class Draws:
 
     key: int = 0
     step: int = 0
+
+
+class Call(NamedTuple):
+    """One tensor's part in a run: its operands by buffer name, its length, its random numbers.
+
+    Operands are float32 vectors that lie in one piece, and bytes for packed fields, all on one
+    device. Those that ``operands`` lacks are fields of ``payload``.
+    """
+
+    operands: Mapping[str, Tensor]
+    numel: int
+    draws: Draws = Draws()
+    payload: Payload | None = None
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every operand by its buffer's name."""
+        if self.payload is None:
+            return self.operands
+        fields = {field.name: self.payload[field.name] for field in self.payload.format}
+        return {**fields, **self.operands}
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which all operands lie."""
+        return next(iter(self.operands.values())).device
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the operands lie where C++ can reach them."""
+        return next(iter(self.operands.values())).is_cpu
+
+    def beside(self, name: str, operand: Tensor) -> Call:
+        """The call with one operand more."""
+        return self._replace(operands={**self.operands, name: operand})
+
+    def words(self, kernel: Kernel) -> list[int]:
+        """The numbers of csrc/blocks.h's Tensor: addresses come without views of the fields."""
+        words = [self.numel, self.draws.key, self.draws.step, 0]
+        if self.payload is None:
+            words += [self.operands[buffer.name].data_ptr() for buffer in kernel.buffers]
+            return words
+        assert self.payload.buffer is not None
+        base, place = self.payload.buffer.data_ptr(), self.payload.format.place
+        for buffer in kernel.buffers:
+            operand = self.operands.get(buffer.name)
+            words.append(base + place(buffer.name)[0] if operand is None else operand.data_ptr())
+        return words
 
 
 @dataclass(frozen=True)
@@ -154,7 +203,7 @@ def canonical(value: Tensor) -> Tensor:
     return torch.where(value != value, torch.nan, value + 0.0)
 
 
-class Form(NamedTuple):
+class Spelling(NamedTuple):
     """An operation of elements: its definition over torch tensors, and its text elsewhere."""
 
     interp: Callable[..., Tensor]
@@ -163,30 +212,30 @@ class Form(NamedTuple):
     """Empty where it is that of C++."""
 
 
-FORMS: dict[Op, Form] = {
-    Op.ADD: Form(operator.add, "{} + {}"),
-    Op.SUB: Form(operator.sub, "{} - {}"),
-    Op.MUL: Form(operator.mul, "{} * {}"),
-    Op.DIV: Form(operator.truediv, "{} / {}", "tl.div_rn({}, {})"),
-    Op.SMALLER: Form(_smaller, "gw::smaller({}, {})", "gw.smaller({}, {})"),
-    Op.GREATER: Form(_greater, "gw::greater({}, {})", "gw.greater({}, {})"),
-    Op.NEG: Form(operator.neg, "-({})", "-{}"),
-    Op.ABS: Form(torch.abs, "gw::abs({})", "tl.abs({})"),
-    Op.FLOOR: Form(torch.floor, "gw::floor({})", "gw.floored({})"),
-    Op.ROUND: Form(torch.round, "gw::round({})", "gw.rounded({})"),
+SPELLINGS: dict[Op, Spelling] = {
+    Op.ADD: Spelling(operator.add, "{} + {}"),
+    Op.SUB: Spelling(operator.sub, "{} - {}"),
+    Op.MUL: Spelling(operator.mul, "{} * {}"),
+    Op.DIV: Spelling(operator.truediv, "{} / {}", "tl.div_rn({}, {})"),
+    Op.SMALLER: Spelling(_smaller, "gw::smaller({}, {})", "gw.smaller({}, {})"),
+    Op.GREATER: Spelling(_greater, "gw::greater({}, {})", "gw.greater({}, {})"),
+    Op.NEG: Spelling(operator.neg, "-({})", "-{}"),
+    Op.ABS: Spelling(torch.abs, "gw::abs({})", "tl.abs({})"),
+    Op.FLOOR: Spelling(torch.floor, "gw::floor({})", "gw.floored({})"),
+    Op.ROUND: Spelling(torch.round, "gw::round({})", "gw.rounded({})"),
     # In float32 torch's root is off by a last place.
-    Op.SQRT: Form(lambda a: a.double().sqrt().float(), "gw::sqrt({})", "tl.sqrt_rn({})"),
-    Op.FINITE: Form(torch.isfinite, "gw::finite({})", "gw.finite({})"),
-    Op.CANONICAL: Form(canonical, "gw::canonical({})", "gw.canonical({})"),
-    Op.LESS: Form(operator.lt, "{} < {}"),
-    Op.AT_MOST: Form(operator.le, "{} <= {}"),
-    Op.EQUAL: Form(operator.eq, "{} == {}"),
-    Op.AND: Form(operator.and_, "{} & {}"),
-    Op.OR: Form(operator.or_, "{} | {}"),
-    Op.NOT: Form(operator.invert, "!{}", "~{}"),
-    Op.SHL: Form(lambda a, b: a << (b & 31), "{} << ({} & 31)"),
-    Op.SHR: Form(lambda a, b: a >> (b & 31), "{} >> ({} & 31)"),
-    Op.WHERE: Form(torch.where, "{} ? {} : {}", "tl.where({}, {}, {})"),
+    Op.SQRT: Spelling(lambda a: a.double().sqrt().float(), "gw::sqrt({})", "tl.sqrt_rn({})"),
+    Op.FINITE: Spelling(torch.isfinite, "gw::finite({})", "gw.finite({})"),
+    Op.CANONICAL: Spelling(canonical, "gw::canonical({})", "gw.canonical({})"),
+    Op.LESS: Spelling(operator.lt, "{} < {}"),
+    Op.AT_MOST: Spelling(operator.le, "{} <= {}"),
+    Op.EQUAL: Spelling(operator.eq, "{} == {}"),
+    Op.AND: Spelling(operator.and_, "{} & {}"),
+    Op.OR: Spelling(operator.or_, "{} | {}"),
+    Op.NOT: Spelling(operator.invert, "!{}", "~{}"),
+    Op.SHL: Spelling(lambda a, b: a << (b & 31), "{} << ({} & 31)"),
+    Op.SHR: Spelling(lambda a, b: a >> (b & 31), "{} >> ({} & 31)"),
+    Op.WHERE: Spelling(torch.where, "{} ? {} : {}", "tl.where({}, {}, {})"),
 }
 
 
@@ -194,7 +243,7 @@ def applied(found: Node, *operands: Tensor) -> Tensor:
     """An operation of elements by its definition."""
     if found.op is Op.CAST:
         return _cast(found, *operands)
-    own = found.arg.interpreted if found.op is Op.OPERATOR else FORMS[found.op].interp
+    own = found.arg.interpreted if found.op is Op.OPERATOR else SPELLINGS[found.op].interp
     result: Tensor = own(*operands)
     return result
 
@@ -268,14 +317,14 @@ def to_bytes(codes_N: Tensor, dtype: DType) -> Tensor:
     """Codes of an unsigned type as they travel: ``dtype.packed_bytes(N)`` uint8."""
     if dtype is DType.UINT_3:
         return packed_by_five(codes_N)
-    return packed(codes_N, int(dtype.bits))
+    return packed_codes(codes_N, int(dtype.bits))
 
 
 def from_bytes(bytes_U: Tensor, dtype: DType, numel: int) -> Tensor:
     """The first ``numel`` codes of an unsigned type in these bytes, as int32."""
     if dtype is DType.UINT_3:
         return unpacked_by_five(bytes_U, numel)
-    return unpacked(bytes_U, int(dtype.bits), numel)
+    return unpacked_codes(bytes_U, int(dtype.bits), numel)
 
 
 def packed_by_five(codes_N: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .interp import FORMS
+from .interp import SPELLINGS
 from .ir import (
     BOOL,
     FLOAT32,
@@ -37,7 +37,7 @@ from .schedule import Pass, Text, any_order, grouped, is_always, passes, pointer
 _NEAR = 16384  # elements of a block beside which the next one fits into a core's own cache
 
 _TEXT = {
-    **{found: form.cpp for found, form in FORMS.items()},
+    **{found: one.cpp for found, one in SPELLINGS.items()},
     Op.SIZE: "static_cast<int32_t>(n)",
     Op.PLACE: "static_cast<int32_t>(start + at) + j",
 }

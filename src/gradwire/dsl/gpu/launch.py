@@ -20,8 +20,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..build import Call
-from ..interp import Draws
+from ..interp import Call, Draws
 from ..ir import Kernel
 from .render import COUNT, FIRST, WHOLE, counting, is_wide, render_triton, row
 

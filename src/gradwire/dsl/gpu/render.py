@@ -24,7 +24,7 @@ from functools import lru_cache
 import numpy as np
 
 from .. import schedule
-from ..interp import FORMS, LANES
+from ..interp import LANES, SPELLINGS
 from ..ir import (
     BOOL,
     FLOAT32,
@@ -47,10 +47,10 @@ from ..schedule import Pass, Text, any_order, grouped, is_always, passes, pointe
 
 # ---- Triton's words for the operations, types, numbers and memory of the IR --------------------
 #
-# Operations are in ``interp.FORMS``; what needs more than a line is a function of device.py.
+# Operations are in ``interp.SPELLINGS``; what needs more than a line is a function of device.py.
 
 _TEXT = {
-    **{found: form.triton or form.cpp for found, form in FORMS.items()},
+    **{found: one.triton or one.cpp for found, one in SPELLINGS.items()},
     Op.SIZE: "n.to(tl.int32)",
     Op.PLACE: "(start + j).to(tl.int32)",
 }

@@ -61,7 +61,7 @@ def read(bits_B: Tensor, num_units: int, count: int, room: Tensor | None = None)
 
 def flags(bits_B: Tensor) -> Tensor:
     """The bits as bools, one for each."""
-    return unpacked(bits_B, 1, 8 * bits_B.numel()).bool()
+    return unpacked_codes(bits_B, 1, 8 * bits_B.numel()).bool()
 
 
 STRAY, NO_MEMORY = -3, -2
@@ -88,10 +88,10 @@ def _library(*tensors: Tensor) -> ctypes.CDLL | None:
 
 def pack(flags: Tensor, bits_B: Tensor) -> None:
     """Writes bools as bits; ``flags`` reads them back."""
-    bits_B.copy_(packed(flags.int(), 1))
+    bits_B.copy_(packed_codes(flags.int(), 1))
 
 
-def packed(codes_N: Tensor, bits: int) -> Tensor:
+def packed_codes(codes_N: Tensor, bits: int) -> Tensor:
     """Codes of ``bits`` bits as bytes, the first in the lowest bits; zeros behind the last."""
     per_byte = 8 // bits
     padded = codes_N.new_zeros(-(-codes_N.numel() // per_byte) * per_byte)
@@ -100,7 +100,7 @@ def packed(codes_N: Tensor, bits: int) -> Tensor:
     return (padded.view(-1, per_byte) << shifts).sum(1).to(torch.uint8)
 
 
-def unpacked(bytes_U: Tensor, bits: int, numel: int) -> Tensor:
+def unpacked_codes(bytes_U: Tensor, bits: int, numel: int) -> Tensor:
     """The first ``numel`` codes of ``bits`` bits in these bytes, as int32."""
     shifts = torch.arange(8 // bits, device=bytes_U.device, dtype=torch.int32) * bits
     codes: Tensor = (bytes_U.int()[:, None] >> shifts) & (2**bits - 1)
