@@ -8,14 +8,14 @@ using namespace gw;
 
 constexpr int64_t kBlock = 16384;  // elements
 constexpr int64_t kRun = 1024;     // places that are mapped together
-constexpr int64_t kAhead = 32;     // writes that are on their way from memory
+constexpr int64_t kAhead = 24;     // writes that are on their way from memory
 constexpr int64_t kLeastShared = 65536;  // what fewer elements take is less than to wake a thread
 
 // Units of `width` to a vector of `n`; one that reaches beyond its end is cut. Their width is known
 // to the compiler if it is `kWidth`.
 template <bool kAdd, int64_t kWidth>
-void put(const int32_t* indices, const float* values, int64_t count, float* out, int64_t n,
-         int64_t given_width, float scale) {
+[[gnu::always_inline]] inline void put(const uint32_t* indices, const float* values, int64_t count,
+                                       float* out, int64_t n, int64_t given_width, float scale) {
   const int64_t width = kWidth ? kWidth : given_width;
   for (int64_t i = 0; i < count; ++i) {
     if (i + kAhead < count) __builtin_prefetch(out + indices[i + kAhead] * width, 1);
@@ -43,8 +43,9 @@ GW_EXPORT int64_t gw_scatter_add(const int32_t* indices, const float* values, in
   const int team = ascending && k * width > kLeastShared ? threads : 1;
   for_each_block(ceil_div(k, units), team, [&](int64_t b) {
     const int64_t first = b * units, size = min64(units, k - first);
-    (width == 1 ? put<true, 1> : put<true, 0>)(indices + first, values + first * width, size, out,
-                                               n, width, scale);
+    const uint32_t* const at = reinterpret_cast<const uint32_t*>(indices) + first;
+    width == 1 ? put<true, 1>(at, values + first, size, out, n, 1, scale)
+               : put<true, 0>(at, values + first * width, size, out, n, width, scale);
   });
   return -1;
 }
@@ -60,14 +61,15 @@ GW_EXPORT int64_t gw_scatter(const int32_t* places, const float* values, int64_t
   static const uint32_t nothing[3 + 3 * kRounds] = {};
   const Permutation permutation(permutation_given ? permutation_given : nothing);
   for_each_block(ceil_div(count, kRun), threads, [&](int64_t batch) {
-    int32_t held[kRun];
+    uint32_t held[kRun];
     const int64_t from = batch * kRun, size = min64(kRun, count - from);
     for (int64_t i = 0; i < size; ++i) {
-      held[i] = static_cast<int32_t>(places[from + i] + first_place);
+      held[i] = static_cast<uint32_t>(places[from + i] + first_place);
     }
-    if (permutation_given) permutation.map<true>(reinterpret_cast<uint32_t*>(held), size);
-    (width == 1 ? put<false, 1> : put<false, 0>)(held, values + from * width, size, out, numel,
-                                                 width, scale);
+    if (permutation_given) permutation.map<true>(held, size);
+    const float* const v = values + from * width;
+    width == 1 ? put<false, 1>(held, v, size, out, numel, 1, scale)
+               : put<false, 0>(held, v, size, out, numel, width, scale);
   });
   return -1;
 }
