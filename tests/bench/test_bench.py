@@ -44,6 +44,7 @@ REFUSED: dict[type[Any], dict[str, list[dict[str, Any]]]] = {
     },
     ScheduleBench: {
         "hosts|turns|iterations": [{"hosts": 1}, {"turns": 0}, {"iterations": 0}],
+        "ranks_per_host": [{"ranks_per_host": 0}],
         "slowdown|scale|profiles": [{"slowdown": 0.0}, {"scale": float("nan")}, {"profiles": ()}],
         "planners|usbyte": [{"planners": ("wfbp", "wfbp")}, {"planners": ("none",)}],
     },

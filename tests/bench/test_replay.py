@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 
+from gradwire.contract.trace.span import Trace
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.make_plan import plan
+from gradwire.planning.measure.links import measure_cluster
 from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.timeline import simulate
 from gradwire.runtime.attach import attach
+from gradwire_bench.schedule import schedule_rank
 from gradwire_bench.schedule.replay import (
     Replay,
     VirtualDevice,
     scaled_profile,
 )
 from tests.each import each
+from tests.runtime.ranks import Ranks
 
 OVERSHOOT_S = 0.25
 
@@ -112,3 +122,57 @@ def test_scaling_keeps_what_is_in_proportion() -> None:
         before = iteration_s(plan(planner, full, fast), full, fast)
         after = iteration_s(plan(planner, small, slow), small, slow)
         assert after == pytest.approx(2.5 * before)
+
+
+def on_hosts_of_two(rank: int, world: int) -> dict[str, Any]:
+    """A rank's figures, as `bench schedule --ranks-per-host 2` has them, by few messages."""
+    os.environ.update(LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
+    schedule_rank.SIZES_BYTES = (2**10, 2**12, 2**14)
+    brief = {"budget_s": 0.001, "rounds": 1}
+    schedule_rank.measure_cluster = partial(measure_cluster, **brief)  # type: ignore[assignment]
+    rows = [
+        {"name": name, "planner": name, "settings": {}, "tune": name == "usbyte"}
+        for name in ("wfbp", "usbyte", "omgs")
+    ]
+    figures = {"rate_bytes_per_s": 1e9, "scale": 2.0, "slowdown": 1.0, "rows": rows}
+    counts = {"turns": 1, "iterations": 1, "trials": 1}
+    return schedule_rank._measure_one(TWO_LAYERS, {**figures, **counts}, lambda done, what: None)
+
+
+TWO_LAYERS = profile(
+    *(
+        Layer(
+            name=name,
+            tensors=(ProfiledTensor(name=f"{name}.weight", shape=(400, 20)),),
+            forward_s=0.005,
+            backward_s=0.01,
+        )
+        for name in ("first", "last")
+    )
+)
+
+
+@pytest.mark.multi
+def test_plans_for_hosts_of_several_ranks_are_made_simulated_and_carried_out() -> None:
+    ranks = Ranks(4)
+    try:
+        found = ranks.run(on_hosts_of_two)
+    finally:
+        ranks.close()
+    cluster = Cluster.parse(found[0]["cluster"])
+    assert cluster.host is not None
+    assert (cluster.num_ranks, cluster.ranks_per_host) == (4, 2)
+    assert set(cluster.host.shares) == {"all_reduce", "all_gather"}
+    small = scaled_profile(TWO_LAYERS, scale=2.0)
+    for name, row in found[0]["rows"].items():
+        assert all(other["rows"][name]["plan"] == row["plan"] for other in found)
+        plan = Plan.parse(row["plan"])
+        simulated = simulate(plan, small, cluster)
+        ((start_s, end_s),) = row["iterations"]
+        assert min(simulated.iteration_s, end_s - start_s) >= 0.999 * 0.03
+        names = [span.name for span in Trace.from_json(row["trace"]).spans]
+        among = "AllGather" if name == "omgs" else "AllReduce"
+        assert names.count(f"{among} among hosts") >= len(plan.messages)
+        # Nothing is sent within a host where memory is shared.
+        assert "AllGather among a host's ranks" in names
+        assert "AllToAll among a host's ranks" not in names

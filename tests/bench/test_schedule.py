@@ -54,11 +54,13 @@ def test_the_rank_that_ends_last_counts() -> None:
 
 @pytest.mark.netns
 @pytest.mark.timeout(240)
-def test_a_profile_is_replayed_on_shaped_links(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks_per_host", [1, 2])
+def test_a_profile_is_replayed_on_shaped_links(tmp_path: Path, ranks_per_host: int) -> None:
     PROFILE.save(tmp_path / "profile.json")
     bench = ScheduleBench(
         profiles=(str(tmp_path / "profile.json"),),
         hosts=2,
+        ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate("1gbit"),
         scale=2,
         slowdown=5,

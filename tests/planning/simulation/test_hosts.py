@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.two_level import on_hosts
 from gradwire.planning.data.cluster import Cluster, Host
+from gradwire.planning.data.fit import fit_line
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.representative import alone, estimate
 from gradwire.planning.simulation.supersteps import Superstep, Tariff
@@ -45,6 +47,41 @@ def test_the_simulated_exchange_takes_as_long_as_the_formula_says() -> None:
     assert trace.iteration_s == pytest.approx(TWO_LEVELS.all_reduce_s(4 * NUMEL), rel=1e-9)
     sent = {r: sum(s.size_bytes for s in trace.spans if s.rank == r) for r in range(8)}
     assert set(sent.values()) == {TWO_LEVELS.wire_bytes(4 * NUMEL)}
+
+
+def test_measured_lines_of_shares_and_of_the_host_are_what_messages_take() -> None:
+    """Costs bend, as a short message's bytes hide behind its latency. Shares meet on one link."""
+    sizes, levels = [2**power for power in range(10, 24, 2)], TWO_LEVELS.shares
+    within = fit_line((size, max(1e-3, TWO_LEVELS.within_line.seconds(size))) for size in sizes)
+    lines = {
+        verb: fit_line((size, max(5e-3, levels.line(verb).seconds(size))) for size in sizes)
+        for verb in ("all_reduce", "all_gather")
+    }
+    host = HOST.model_copy(update={"line": within, "shares": lines})
+    hosts = Cluster.parse(TWO_LEVELS.model_copy(update={"host": host}).to_json())
+    for size in sizes[:-1]:
+        among_s = lines["all_reduce"].measured_s(size)
+        stated_s = within.measured_s(2 * size) + among_s
+        assert sum(hosts.parts_s("all_reduce", 2 * size)) == pytest.approx(stated_s)
+        assert hosts.all_reduce_s(2 * size) == pytest.approx(stated_s)
+        slower_s = hosts.slower(2.0).all_reduce_s(2 * size) - stated_s
+        assert slower_s == pytest.approx(among_s)
+    # A part of latencies that cannot pass at once is work; by itself a message takes as long.
+    busy = hosts.model_copy(update={"host_share": 0.5})
+    for size in sizes[:-1]:
+        latency_s, work_s = busy.parts_s("all_reduce", 2 * size)
+        assert latency_s + work_s == pytest.approx(hosts.all_reduce_s(2 * size))
+        assert work_s > hosts.parts_s("all_reduce", 2 * size)[1]
+    for numel, cluster in itertools.product((10_000, 500_000), (hosts, busy)):
+        trace = simulate_exchange(exchange_for(gw.compress.topk(density=0.5)), numel, cluster)
+        gathers = [span for span in trace.spans if span.name == "AllGather"]
+        assert len(gathers) == 8
+        for span in gathers:  # each host's share goes to three others
+            expected_s = lines["all_gather"].measured_s(span.size_bytes / 3)
+            assert span.duration_s == pytest.approx(expected_s)
+    other = hosts.scaled(num_ranks=16).host
+    assert other is not None
+    assert (other.line, other.shares) == (within, {})
 
 
 def test_ranks_of_a_host_share_its_link() -> None:

@@ -9,7 +9,7 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from gradwire.cli.report.table import Row
-from gradwire.contract.bounds import check_number
+from gradwire.contract.bounds import check_number, check_whole
 from gradwire.contract.units import format_rate
 from gradwire.errors import invalid
 from gradwire.planning.data.cluster import Cluster
@@ -56,8 +56,7 @@ class AutoBench:
             raise invalid("under", self.under, " or ".join(UNDER), "leave it out")
         check_number("turn_s", self.turn_s, "0 to 600 seconds", "leave it out", 0.0, 600.0)
         for name, least in (("hosts", 2), ("steps", 2), ("rounds", 1)):
-            if getattr(self, name) < least:
-                raise invalid(name, getattr(self, name), f"at least {least}", "leave it out")
+            check_whole(name, getattr(self, name), "leave it out", least=least)
 
     @property
     def others(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import torch
 import typer
 
 from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
 
@@ -145,9 +146,7 @@ def kernel(
 
     encode is with error feedback, decode adds to a sum; the -plain ones do neither.
     """
-    for name, value, least in (("numel", numel, 1), ("threads", threads, 1), ("rounds", rounds, 4)):
-        if value < least:
-            raise invalid(name, value, f"at least {least}", "leave it out")
+    _check_counts(rounds=(rounds, 4), numel=(numel, 1), threads=(threads, 1))
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise invalid("device", device, "cpu, or cuda where torch has one", "leave it out")
     codecs = kernel_bench.shipped(only or [])
@@ -155,6 +154,12 @@ def kernel(
     with progress("bench kernel"):
         rows = kernel_bench.measure(numel, threads, rounds, codecs, peers=peers, device=device)
     emit("bench kernel", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")
+
+
+def _check_counts(**counts: tuple[int, int]) -> None:
+    """Refuses options below the smallest number that is allowed, which stands behind each."""
+    for name, (given, least) in counts.items():
+        check_whole(name, given, "leave it out", least=least)
 
 
 def _peers(compiled: bool, device: str) -> kernel_bench.Peers:
@@ -177,13 +182,7 @@ def select(
     deft/n is what the busiest of n ranks does: norms of all layers (deft/norms), then its share of
     the selection. /residual is with error feedback.
     """
-    for name, value, least in (
-        ("numel", numel, 16),
-        ("threads", threads, 1),
-        ("rounds", rounds, 4),
-    ):
-        if value < least:
-            raise invalid(name, value, f"at least {least}", "leave it out")
+    _check_counts(rounds=(rounds, 4), numel=(numel, 16), threads=(threads, 1))
     with progress("bench select"):
         rows = select_bench.measure(numel, density, threads, rounds)
     title = f"{density:.3g} of {numel} float32, {threads} threads"
@@ -230,9 +229,7 @@ def batch(
 
     And against one vector of as many elements; of a sparsifier selective's encode too.
     """
-    for name, value, least in (("threads", threads, 1), ("rounds", rounds, 4)):
-        if value < least:
-            raise invalid(name, value, f"at least {least}", "leave it out")
+    _check_counts(rounds=(rounds, 4), threads=(threads, 1))
     from ..micro import batch as bench
 
     codecs = kernel_bench.shipped(only or ["onebit", "terngrad", "int8"])
@@ -246,7 +243,8 @@ def schedule(
     profile: Annotated[
         list[str] | None, typer.Option(help="A model of the catalogue, or a profile's file.")
     ] = None,
-    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 8,
+    hosts: Annotated[int, typer.Option(help="How many hosts.")] = 8,
+    ranks_per_host: Annotated[int, typer.Option(help="Ranks that share a host's link.")] = 1,
     rate: Annotated[str, typer.Option(help="Rate of the links that are stood for.")] = "10gbit",
     scale: Annotated[float, typer.Option(help="Bytes and rates are divided by this.")] = 16.0,
     slowdown: Annotated[float, typer.Option(help="All seconds are multiplied by this.")] = 4.0,
@@ -265,6 +263,7 @@ def schedule(
     settings = schedule_bench.ScheduleBench(
         profiles=tuple(profile or ["vgg16"]),
         hosts=hosts,
+        ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
         scale=scale,
         slowdown=slowdown,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.cli.report import table
+from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import load
 from gradwire.contract.trace.chrome import save_chrome
 from gradwire.contract.trace.span import Trace
@@ -44,15 +45,12 @@ class Demo:
     relayed: bool = False
 
     def __post_init__(self) -> None:
-        if self.hosts < 2:
-            raise invalid("hosts", self.hosts, "at least 2", "a single host sends nothing")
+        check_whole("hosts", self.hosts, "a single host sends nothing", least=2)
         if self.hosts > (most := _RANKS_PER_CORE * _num_cores()):
             accepted = f"at most {most} on {_num_cores()} cores, as each is a process here"
             raise invalid("hosts", self.hosts, accepted, "simulate more: gradwire simulate --ranks")
-        if self.steps % self.rounds or self.steps // self.rounds < 2:
-            raise invalid(
-                "steps", self.steps, f"a multiple of {self.rounds}, 8 at least", "write 40"
-            )
+        least, multiple = 2 * self.rounds, self.rounds
+        check_whole("steps", self.steps, "write 40", least=least, multiple=multiple)
         for name in self.compressors:
             load("compress", name)
 

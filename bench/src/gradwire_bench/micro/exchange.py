@@ -8,7 +8,8 @@ from statistics import mean, median, quantiles
 from typing import Any
 
 from gradwire.cli.report.table import Row
-from gradwire.errors import UnknownName, invalid
+from gradwire.contract.bounds import check_whole
+from gradwire.errors import UnknownName
 from gradwire.exchange.two_level import TwoLevel
 
 from ..testbed.hosts import Testbed, open_hosts
@@ -36,11 +37,9 @@ class ExchangeBench:
     """Exchanges to measure beside the dense one; all there are if it is empty."""
 
     def __post_init__(self) -> None:
-        if self.hosts < 2:
-            raise invalid("hosts", self.hosts, "at least 2", "a single host sends nothing")
+        check_whole("hosts", self.hosts, "a single host sends nothing", least=2)
         for name in ("ranks_per_host", "numel", "repeats"):
-            if getattr(self, name) < 1:
-                raise invalid(name, getattr(self, name), "at least 1", "leave it out")
+            check_whole(name, getattr(self, name), "leave it out")
         for name in self.only:
             if name not in EXCHANGES:
                 raise UnknownName("exchange", name, [*EXCHANGES])

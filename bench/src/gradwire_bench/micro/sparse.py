@@ -16,8 +16,9 @@ from torch import Tensor
 from gradwire.cli.report.table import Row
 from gradwire.collective.steps.push_pull import PushPull
 from gradwire.compress.nonzero import nonzero
+from gradwire.contract.bounds import check_whole
 from gradwire.contract.spec import TensorSpec, chunk_bounds
-from gradwire.errors import UnknownName, invalid
+from gradwire.errors import UnknownName
 from gradwire_lab.exchange.bytes_of_sets import bytes_of, volumes
 
 from ..testbed.hosts import Testbed, open_hosts
@@ -44,11 +45,9 @@ class SparseBench:
     """Schemes that are measured beside the dense all-reduce."""
 
     def __post_init__(self) -> None:
-        if self.draws.world < 2:
-            raise invalid("hosts", self.draws.world, "at least 2", "a single host sends nothing")
+        check_whole("hosts", self.draws.world, "a single host sends nothing", least=2)
         for name in ("repeats", "pieces"):
-            if getattr(self, name) < 1:
-                raise invalid(name, getattr(self, name), "at least 1", "leave it out")
+            check_whole(name, getattr(self, name), "leave it out")
         for name in self.schemes:
             if name not in (*SCHEMES, *OWN, *TEAMS):
                 raise UnknownName("scheme", name, [*SCHEMES, *OWN, *TEAMS])

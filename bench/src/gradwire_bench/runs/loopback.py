@@ -13,8 +13,9 @@ from statistics import median, quantiles
 from typing import Any
 
 from gradwire.cli.report.table import Row
+from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import names
-from gradwire.errors import UnknownName, invalid
+from gradwire.errors import UnknownName
 from gradwire_bench.testbed.hosts import Testbed, loopback_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
 from gradwire_bench.training.tasks import make_task
@@ -34,8 +35,7 @@ class LoopbackBench:
 
     def __post_init__(self) -> None:
         for name, least in (("ranks", 2), ("turns", 2), ("iterations", 1)):
-            if getattr(self, name) < least:
-                raise invalid(name, getattr(self, name), f"at least {least}", "leave it out")
+            check_whole(name, getattr(self, name), "leave it out", least=least)
         for name in self.compressors:
             if name not in names("compress"):
                 raise UnknownName("compressor", name, names("compress"))

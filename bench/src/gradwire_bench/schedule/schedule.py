@@ -22,6 +22,7 @@ from statistics import mean, median, quantiles
 from typing import Any
 
 from gradwire.cli.report.table import Row
+from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import names
 from gradwire.contract.trace.span import Trace
 from gradwire.contract.units import format_rate
@@ -63,6 +64,7 @@ class ScheduleBench:
 
     profiles: tuple[str, ...] = ("vgg16",)
     hosts: int = 8
+    ranks_per_host: int = 1
     rate_bytes_per_s: float = 1.25e9
     scale: float = 16.0
     slowdown: float = 4.0
@@ -72,11 +74,9 @@ class ScheduleBench:
     trials: int = 25
 
     def __post_init__(self) -> None:
-        if self.hosts < 2:
-            raise invalid("hosts", self.hosts, "at least 2", "a single host sends nothing")
-        for name in ("turns", "iterations", "trials"):
-            if getattr(self, name) < 1:
-                raise invalid(name, getattr(self, name), "at least 1", "leave it out")
+        check_whole("hosts", self.hosts, "a single host sends nothing", least=2)
+        for name in ("ranks_per_host", "turns", "iterations", "trials"):
+            check_whole(name, getattr(self, name), "leave it out")
         for name in ("scale", "slowdown"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise invalid(name, getattr(self, name), "a positive number", "leave it out")
@@ -96,8 +96,9 @@ class ScheduleBench:
     @property
     def title(self) -> str:
         return (
-            f"{self.hosts} hosts at {format_rate(self.rate_bytes_per_s)}: 1/{self.scale:g} of the "
-            f"bytes, {self.slowdown:g} times the seconds, on {format_rate(self.link_bytes_per_s)}"
+            f"{self.hosts} hosts{f' of {self.ranks_per_host} ranks' * (self.ranks_per_host > 1)} "
+            f"at {format_rate(self.rate_bytes_per_s)}: 1/{self.scale:g} of the bytes, "
+            f"{self.slowdown:g} times the seconds, on {format_rate(self.link_bytes_per_s)}"
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -133,6 +134,7 @@ def run(bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0) -> S
     }
     testbed = Testbed(
         hosts=bench.hosts,
+        ranks_per_host=bench.ranks_per_host,
         rate_bytes_per_s=bench.link_bytes_per_s,
         burst_s=BURST_S,
         congestion_control=CONGESTION_CONTROL,
@@ -161,6 +163,7 @@ def _add(
                 "name": name,
                 "model": profile.model,
                 "num_hosts": bench.hosts,
+                "ranks_per_host": bench.ranks_per_host,
                 "link_bytes_per_s": bench.link_bytes_per_s,
                 "scale": bench.scale,
                 "slowdown": bench.slowdown,
@@ -176,6 +179,7 @@ def _add(
                 "alpha_s": cluster.alpha_s,
                 "beta_s_per_byte": cluster.beta_s_per_byte,
                 "host_share": cluster.host_share,
+                "busy_cores": sum(result["rows"][name]["busy_cores"] for result in results),
             }
         )
     outcome.rows.extend(_compared(rows))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from statistics import mean
 from typing import Any
 
 import torch
@@ -22,7 +24,8 @@ import torch.distributed as dist
 from gradwire.contract.registry import load
 from gradwire.contract.trace.span import Span, Trace
 from gradwire.planning.check import check
-from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.cluster import Cluster, Host, VerbName
+from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.make_plan import plan as plan_for
@@ -30,6 +33,7 @@ from gradwire.planning.measure.codecs import measure_codecs
 from gradwire.planning.measure.links import measure_cluster
 from gradwire.runtime.attach import attach
 from gradwire.runtime.failure.membership import join
+from gradwire.runtime.grid.shards import TORCHRUN, ranks_of_each_host
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.setup.settings import FailurePolicy, Options
 from gradwire.runtime.state.plain import values_of_all
@@ -62,6 +66,8 @@ class ReplayRun:
     """Start and end of each, on the clock that all ranks of this machine share."""
     sent_bytes: list[float] = field(default_factory=list)
     """Bytes of one iteration, a figure a turn."""
+    busy_cores: list[float] = field(default_factory=list)
+    """Cores that this rank kept busy, a figure a turn."""
     trace: Trace = field(default_factory=Trace)
 
 
@@ -95,6 +101,7 @@ def _measure_one(profile: Profile, settings: dict[str, Any], report: Report) -> 
                 "plan": run.plan.to_json(),
                 "iterations": run.iterations,
                 "sent_bytes": run.sent_bytes,
+                "busy_cores": mean(run.busy_cores),
                 "trace": run.trace.to_json(),
             }
             for name, run in runs.items()
@@ -116,7 +123,10 @@ def _measured_cluster(rate_bytes_per_s: float, compressors: Sequence[str]) -> Cl
     ranks measure compressors at the same time, as they encode at the same time in a step: ranks
     that share a core wait for each other.
     """
-    engine = Engine(join(None), num_channels=4, timeout=_TIMEOUT, on_span=lambda span: None)
+    count = ranks_of_each_host(TORCHRUN, who := join(None))
+    engine = Engine(
+        who, num_channels=4, timeout=_TIMEOUT, on_span=lambda span: None, ranks_per_host=count
+    )
     try:
         cluster = measure_cluster(
             engine,
@@ -127,7 +137,7 @@ def _measured_cluster(rate_bytes_per_s: float, compressors: Sequence[str]) -> Cl
     finally:
         engine.close()
     if compressors:
-        codecs = measure_codecs(compressors, world=dist.get_world_size())
+        codecs = measure_codecs(compressors, world=who.world // count)
         cluster = cluster.model_copy(update={"codecs": codecs})
     return cluster
 
@@ -167,23 +177,19 @@ def make_plan(
 
 def at_full_size(cluster: Cluster, *, scale: float, slowdown: float) -> Cluster:
     """The cluster on which the profile itself takes 1/``slowdown`` of what it takes here scaled."""
-    measured = cluster.collectives["all_reduce"]
-    line = measured.model_copy(
-        update={
-            "alpha_s": measured.alpha_s / slowdown,
-            "per_unit_s": measured.per_unit_s / (scale * slowdown),
-            "samples": tuple(
-                (round(size * scale), seconds / slowdown) for size, seconds in measured.samples
-            ),
-        }
-    )
-    return cluster.model_copy(
-        update={
-            "rate_bytes_per_s": cluster.rate_bytes_per_s * scale * slowdown,
-            "hop_s": cluster.hop_s / slowdown,
-            "collectives": {"all_reduce": line},
-        }
-    )
+
+    def full(level: Cluster | Host, **lines: dict[VerbName, LineFit]) -> dict[str, Any]:
+        rate, every = level.rate_bytes_per_s * scale * slowdown, {}
+        for name, own in lines.items():
+            every[name] = {v: line.times(1 / slowdown).stretched(scale) for v, line in own.items()}
+        return {"rate_bytes_per_s": rate, "hop_s": level.hop_s / slowdown, **every}
+
+    host = cluster.host
+    if host is not None:
+        line = None if host.line is None else host.line.times(1 / slowdown).stretched(scale)
+        host = host.model_copy(update={**full(host, shares=host.shares), "line": line})
+    figures = full(cluster, collectives=cluster.collectives)
+    return cluster.model_copy(update={**figures, "host": host})
 
 
 def _defaults(planner: Any) -> dict[str, Any]:
@@ -228,6 +234,7 @@ def _start(profile: Profile, plan: Plan, memory: Memory, seed: int | None) -> Re
         model,
         plan,
         optimizer=optimizer,
+        mesh=TORCHRUN,
         failure=FailurePolicy(timeout=_TIMEOUT),
         options=Options(trace_steps=2),
     )
@@ -239,7 +246,7 @@ def _start(profile: Profile, plan: Plan, memory: Memory, seed: int | None) -> Re
 def _take_turn(run: ReplayRun, iterations: int) -> None:
     """Iterations as the simulator counts them: a backward pass and the forward pass after it."""
     dist.barrier()
-    before = own_counters()
+    before, start_s, busy_s = own_counters(), time.perf_counter(), time.process_time()
     loss = run.model()
     ends_s = [run.device.free_s]
     for _ in range(WARM_UP + iterations):
@@ -252,6 +259,7 @@ def _take_turn(run: ReplayRun, iterations: int) -> None:
     run.device.synchronise()
     dist.barrier()
     sent_bytes = own_counters().since(before).tx_bytes
+    run.busy_cores.append((time.process_time() - busy_s) / (time.perf_counter() - start_s))
     run.iterations += list(itertools.pairwise(ends_s))[WARM_UP:]
     run.sent_bytes.append(sent_bytes / (WARM_UP + iterations))
     run.trace = _trace(run, *run.iterations[-1])

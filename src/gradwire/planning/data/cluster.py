@@ -63,6 +63,13 @@ class Host(Frozen):
     rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
     """Bytes a second that a rank can send to other ranks of its host, and receive from them."""
     hop_s: NonNegative = 0.0
+    line: LineFit | None = None
+    """Measured seconds of a message within the hosts, over its bytes; see ``within_line``."""
+    shares: dict[VerbName, LineFit] = Field(default_factory=dict)
+    """Measured lines of verbs for shares, over a share's bytes, by verb.
+
+    All ranks of a host call these verbs at once, each for its own share.
+    """
 
 
 class Cluster(Stored):
@@ -72,8 +79,8 @@ class Cluster(Stored):
     does. A message then has three parts: sums within the host, of a share for each rank; an
     exchange of shares among hosts; a gather within the host. ``within_line`` has the seconds of the
     first and the last part, ``shares`` those of verbs for shares.
-    ``collectives`` and ``codecs`` have measured times. A formula gives the time of a verb that was
-    not measured. Raises pydantic's ``ValueError`` for figures that no cluster can have.
+    ``collectives``, ``codecs`` and ``host`` have measured times. A formula gives the time of a verb
+    that was not measured. Raises pydantic's ``ValueError`` for figures that no cluster can have.
 
     >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
     >>> f"{cluster.alpha_s * 1e6:.0f} us + {cluster.beta_s_per_byte * 1e9:.1f} ns a byte"
@@ -99,8 +106,8 @@ class Cluster(Stored):
     """
     host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The share of a collective's latency in which the host works for this collective alone. The
-    other parts of several collectives' latencies pass at the same time. Not counted where hosts
-    have several ranks, as each works for its own share."""
+    other parts of several collectives' latencies pass at the same time. Where hosts have several
+    ranks it is the share of both levels' latencies."""
     beside: Annotated[float, Field(ge=0, le=1)] = 1.0
     """The speed of the model's computation while the rank encodes, decodes or merges. 1: there are
     cores for both. 0: the model waits."""
@@ -152,8 +159,11 @@ class Cluster(Stored):
         """One rank of each host, which has the host's link for itself."""
         if self.ranks_per_host == 1:
             return self
-        num_hosts = self.num_ranks // self.ranks_per_host
-        return self.model_copy(update={"num_ranks": num_hosts, "host": None, "host_share": 0.0})
+        assert self.host is not None
+        count = self.ranks_per_host
+        lines = {verb: line.part_of(count) for verb, line in self.host.shares.items()}
+        update = {"num_ranks": self.num_ranks // count, "host": None, "collectives": lines}
+        return self.model_copy(update=update)
 
     def share(self, numel: int) -> int:
         """The elements of a message that each rank of a host exchanges with other hosts."""
@@ -167,6 +177,8 @@ class Cluster(Stored):
         Nothing where each rank is a host of its own.
         """
         count, within = self.ranks_per_host, self.within
+        if count > 1 and self.host is not None and self.host.line is not None:
+            return self.host.line
         rounds, copies = travel("all_to_all", count)
         # A share is given to all others at once, which is one message behind the all-to-all.
         return LineFit.model_construct(
@@ -203,8 +215,10 @@ class Cluster(Stored):
         """
         if self.ranks_per_host == 1:
             return self
+        assert self.host is not None
         rate = self.rate_bytes_per_s / self.ranks_per_host
-        return self.across.model_copy(update={"rate_bytes_per_s": rate})
+        update = {"rate_bytes_per_s": rate, "collectives": self.host.shares}
+        return self.across.model_copy(update=update)
 
     @property
     def alpha_s(self) -> float:
@@ -276,7 +290,7 @@ class Cluster(Stored):
             hop_s=hop_s,
             codecs=self.codecs,
             inline=self.inline,
-            host=self.host,
+            host=None if self.host is None else self.host.model_copy(update={"shares": {}}),
             host_share=self.host_share,
             beside=self.beside,
             cores=self.cores,
@@ -313,6 +327,9 @@ class Cluster(Stored):
         lines = {verb: line.times(factor) for verb, line in self.collectives.items()}
         rate = self.rate_bytes_per_s / factor
         figures = {"collectives": lines, "rate_bytes_per_s": rate, "hop_s": factor * self.hop_s}
+        if self.host is not None:
+            shares = {verb: line.times(factor) for verb, line in self.host.shares.items()}
+            figures["host"] = self.host.model_copy(update={"shares": shares})
         return self.model_copy(update=figures)
 
     @property
@@ -344,7 +361,9 @@ class Cluster(Stored):
         if self.ranks_per_host > 1:
             self._check_of_messages(verb)
             latency_s, work_s = self.shares.parts_s(verb, size_bytes / self.ranks_per_host)
-            return self.within_line.seconds(size_bytes) + latency_s, work_s
+            within_s, copied_s = self.within_line.parts(size_bytes)
+            host_s = self.host_share * within_s
+            return within_s - host_s + copied_s + latency_s, work_s + host_s
         return self.line(verb).parts(size_bytes, self.host_share)
 
     def _check_of_messages(self, verb: str) -> None:
@@ -360,10 +379,12 @@ class Cluster(Stored):
             return LineFit(alpha_s=0.0, per_unit_s=0.0)
         if self.ranks_per_host > 1:
             self._check_of_messages(verb)
-            within, among = self.within_line, self.shares.line(verb)
+            within, among, count = self.within_line, self.shares.line(verb), self.ranks_per_host
+            sizes = [(count * size, seconds) for size, seconds in among.samples]
             return LineFit.model_construct(
                 alpha_s=within.alpha_s + among.alpha_s,
-                per_unit_s=within.per_unit_s + among.per_unit_s / self.ranks_per_host,
+                per_unit_s=within.per_unit_s + among.per_unit_s / count,
+                samples=tuple((size, within.measured_s(size) + own_s) for size, own_s in sizes),
             )
         measured = self.collectives.get(verb)  # type: ignore[call-overload]
         if measured is not None:

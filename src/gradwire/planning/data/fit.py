@@ -125,6 +125,34 @@ class LineFit(Frozen):
             samples=tuple((size, factor * seconds) for size, seconds in self.samples),
         )
 
+    def stretched(self, factor: float) -> LineFit:
+        """The line of sizes ``factor`` times as large that take the same seconds.
+
+        >>> LineFit(alpha_s=1.0, per_unit_s=2.0, samples=((1, 3.0),)).stretched(2.0).samples
+        ((2, 3.0),)
+        """
+        samples = tuple((round(factor * size), seconds) for size, seconds in self.samples)
+        per_unit_s = self.per_unit_s / factor
+        return self.model_copy(update={"per_unit_s": per_unit_s, "samples": samples})
+
+    def part_of(self, count: int) -> LineFit:
+        """The line of one of ``count`` equal messages on a link, by the line of all at once.
+
+        The link works for one of them during its part of the seconds. Latencies pass at once.
+
+        >>> LineFit(alpha_s=1.0, per_unit_s=2.0, samples=((1, 3.0), (4, 9.0))).part_of(2).samples
+        ((1, 2.0), (4, 5.0))
+        """
+        others_s = self.tail_s * (count - 1) / count
+        return LineFit(
+            alpha_s=self.alpha_s,
+            per_unit_s=max(self.per_unit_s / count, self.per_unit_s - others_s),
+            samples=tuple(
+                (size, max(seconds / count, seconds - others_s * size))
+                for size, seconds in self.samples
+            ),
+        )
+
     def parts(self, size: float, host_share: float = 0.0) -> tuple[float, float]:
         """Seconds of latency and of a whole link that ``measured_s`` is made of.
 

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -132,7 +132,7 @@ def measure_cluster(
     all-reduce is stated, or that of the longest ones alone (``by_long_messages``).
     ``sizes_bytes`` are those of the largest buffer of a verb, so of an all-gather's result, rounded
     up to whole float32 a rank. A time is the median of ``rounds``.
-    ``codecs`` of rank 0 are passed on.
+    ``codecs`` of rank 0 are passed on. Hosts of several ranks are measured by ``measure_hosts``.
     ``advance(amount, note)`` is told of progress, 1 for a size of a verb. How often a size is
     repeated follows from the slowest rank's first time, which all ranks know; every rank returns
     rank 0's cluster. Raises ``InvalidSetting`` for one rank, fewer than three sizes or an unknown
@@ -146,12 +146,16 @@ def measure_cluster(
         raise UnknownName("verb", unknown[0], VERBS)
     if len(set(sizes_bytes)) < 3 or min(sizes_bytes) < 1:
         raise invalid("sizes_bytes", sizes_bytes, "three sizes or more", "leave them out")
+    if engine.ranks_per_host > 1:
+        asked: dict[str, Any] = {"verbs": verbs, "budget_s": budget_s, "rounds": rounds}
+        hosts = measure_hosts(engine, sizes_bytes=sizes_bytes, **asked)
+        return hosts.model_copy(update={"codecs": dict(codecs or {})})
     cases = []
     for verb in verbs:
         for size_bytes in sizes_bytes:
             per_rank = -(-size_bytes // (ITEM_BYTES * engine.world))
             numel = per_rank * (1 if verb == "all_gather" else engine.world)
-            cases.append(_Case(verb, numel, [_maker(verb, numel, engine)]))
+            cases.append(_Case(verb, numel, [_maker(verb, numel, engine.rank, engine.world)]))
     seconds = _message_s(engine, cases, budget_s, rounds, advance)
     fits = {
         verb: fit_line(
@@ -185,42 +189,60 @@ def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
 
 
 def measure_hosts(
-    engine: Engine, *, sizes_bytes: Sequence[int], budget_s: float = BUDGET_S, rounds: int = ROUNDS
+    engine: Engine,
+    *,
+    sizes_bytes: Sequence[int],
+    verbs: Sequence[VerbName] = ("all_reduce",),
+    budget_s: float = BUDGET_S,
+    rounds: int = ROUNDS,
 ) -> Cluster:
     """Measures hosts of several ranks: their links to each other, and those within a host.
 
     Both parts of a dense message are measured, each by itself and on all hosts at once: what a
-    host's ranks give each other, and the all-reduce of their shares, which go over one link. The
-    formulas of such a cluster ask for a hop and a rate of each. Every rank returns rank 0's.
+    host's ranks give each other, and the all-reduce of their shares, which go over one link. So are
+    all ``verbs`` for shares, of which ``all_reduce`` is the first. ``sizes_bytes`` are those of all
+    shares together; see ``measure_cluster``. Every rank returns rank 0's figures.
     """
     count, num_hosts = engine.ranks_per_host, engine.world // engine.ranks_per_host
     numels = [-(-size // (ITEM_BYTES * engine.world)) * engine.world for size in sizes_bytes]
     own_host, place = divmod(engine.rank, count)
-    within_host, dense = on_hosts(exchange_for(none()), count), exchange_for(none())
-    makers = [_dense_maker(within_host, place, count, numel) for numel in numels]
-    for numel in numels if num_hosts > 1 else ():
-        make = _dense_maker(dense, own_host, num_hosts, numel // count)
-        makers.append(lambda make=make: among_hosts(make()))  # type: ignore[misc]
-    sizes = [ITEM_BYTES * numel for numel in numels]
-    cases = [_Case("all_reduce", 0, [maker]) for maker in makers]
-    seconds = _message_s(engine, cases, budget_s, rounds)
+    within_host = on_hosts(exchange_for(none()), count)
+    cases = [_Case("all_reduce", n, [_dense_maker(within_host, place, count, n)]) for n in numels]
+    for verb in verbs if num_hosts > 1 else ():
+        for numel in numels:
+            share = numel // (engine.world if verb == "all_gather" else count)
+            make = _maker(verb, share, own_host, num_hosts)
+            moved: Make = lambda make=make: among_hosts(make())  # type: ignore[misc]  # noqa: E731
+            cases.append(_Case(verb, share, [moved]))
+    whole = _Case("all_reduce", numels[0], [_all_reduce_maker(numels[0], engine)])
+    *seconds, whole_s = _message_s(engine, [*cases, whole], budget_s, rounds)
+    if num_hosts > 1:
+        # Both parts have a message's hand-overs between threads, which a whole message has once.
+        twice_s = seconds[0] + seconds[len(numels)] - whole_s
+        for at, own_s in enumerate(seconds[: len(numels)]):
+            seconds[at] = max(own_s - twice_s, own_s / 10)
+    every = [(ITEM_BYTES * case.numel, s) for case, s in zip(cases, seconds, strict=True)]
     rounds_within, copies_within = travel("all_to_all", count)
-    within = fit_line(zip(sizes, seconds[: len(sizes)], strict=True))
+    starts = range(0, len(every), len(numels))
+    within, *lines = [fit_line(every[at : at + len(numels)]) for at in starts]
+    shares = dict(zip(verbs, lines, strict=False))
     host = Host(
         num_ranks=count,
         rate_bytes_per_s=(copies_within + (count - 1) / count) / _slope(within),
         hop_s=within.alpha_s / (rounds_within + 1),
+        line=within,
+        shares=shares,
     )
     rate, hop_s = host.rate_bytes_per_s, host.hop_s
-    if num_hosts > 1:
-        across = fit_line(zip(sizes, seconds[len(sizes) :], strict=True))
-        ring = travel("all_reduce", num_hosts)
-        rate, hop_s = ring.copies / _slope(across), across.alpha_s / ring.rounds
+    if "all_reduce" in shares:
+        across, ring = shares["all_reduce"], travel("all_reduce", num_hosts)
+        rate, hop_s = count * ring.copies / _slope(across), across.alpha_s / ring.rounds
     found = Cluster(
         num_ranks=engine.world,
         rate_bytes_per_s=rate,
         hop_s=hop_s,
         host=host,
+        host_share=host_share(engine, budget_s=budget_s, rounds=rounds),
         source=_source(f"{num_hosts} hosts of {count} ranks"),
     )
     return rank_0s(engine, found)
@@ -230,6 +252,10 @@ def _slope(fit: LineFit) -> float:
     """Seconds of a byte in long messages; of all of one where longer ones take no longer."""
     size_bytes, taken_s = max(fit.samples)
     return fit.tail_s or taken_s / size_bytes
+
+
+def _all_reduce_maker(numel: int, engine: Engine) -> Make:
+    return _maker("all_reduce", numel, engine.rank, engine.world, engine.ranks_per_host)
 
 
 def _dense_maker(exchange: Exchange, rank: int, world: int, numel: int) -> Make:
@@ -244,7 +270,7 @@ def all_reduce_s(engine: Engine, size_bytes: int, count: int = 3) -> float:
     Where hosts have several ranks it is one of both levels. All ranks call this alike and return
     the same.
     """
-    makers = [_maker("all_reduce", -(-size_bytes // ITEM_BYTES), engine)]
+    makers = [_all_reduce_maker(-(-size_bytes // ITEM_BYTES), engine)]
     return statistics.median(_slowest(engine, [_run_s(engine, makers, 1) for _ in range(count)]))
 
 
@@ -258,7 +284,7 @@ def host_share(engine: Engine, *, budget_s: float = BUDGET_S, rounds: int = ROUN
     num_channels = engine.num_channels
     if engine.world < 2 or num_channels < 2:
         return 0.0
-    makers = [_maker("all_reduce", 1024, engine) for _ in range(num_channels)]
+    makers = [_all_reduce_maker(1024, engine) for _ in range(num_channels)]
     cases = [_Case("all_reduce", 1024, makers[:1]), _Case("all_reduce", 1024, makers)]
     alone_s, together_s = _message_s(engine, cases, budget_s, rounds)
     share = min(1.0, together_s / alone_s)
@@ -324,11 +350,10 @@ def _slowest(engine: Engine, runs_s: list[float]) -> list[float]:
     return list(map(max, zip(*figures_of_all(engine, runs_s), strict=True)))
 
 
-def _maker(verb: VerbName, numel: int, engine: Engine) -> Make:
+def _maker(verb: VerbName, numel: int, rank: int, world: int, ranks_per_host: int = 1) -> Make:
     """Makes messages of one verb on one set of buffers; ``numel`` as in ``VERBS``."""
-    rank, world = engine.rank, engine.world
     if verb == "all_reduce":
-        dense = on_hosts(exchange_for(none()), engine.ranks_per_host)
+        dense = on_hosts(exchange_for(none()), ranks_per_host)
         return _dense_maker(dense, rank, world, numel)
     buf_N = torch.zeros(numel, dtype=torch.float32)
     shares, right, left = (numel // world,) * world, (rank + 1) % world, (rank - 1) % world

@@ -116,7 +116,7 @@ class Tariff:
             lines,
             host_lines,
             cluster.ranks_per_host,
-            cluster.across.host_share,
+            cluster.host_share,
             codec,
             None if encoder is None else encoder.encode,
             plain,
@@ -127,9 +127,12 @@ class Tariff:
         if not size_bytes:
             return Price(0.0, 0.0)
         # A hop is no collective: how much of it is the host's is not measured.
-        share = 0.0 if name == "send" else self.host_share
+        share = 0.0 if name == "send" or among is Among.HOST else self.host_share
         lines = self.host_lines if among is Among.HOST else self.lines
-        return Price(*lines[VERBS.index(name)].parts(size_bytes, share))
+        latency_s, work_s = lines[VERBS.index(name)].parts(size_bytes)
+        # All ranks of a host put their part on its link.
+        per_host = self.ranks_per_host if among is Among.HOSTS else 1
+        return Price((1 - share) * latency_s, work_s + share * latency_s / per_host)
 
     def members(self, rank: int, among: Among) -> range:
         """The ranks, ``rank`` with them, that its verbs are for."""

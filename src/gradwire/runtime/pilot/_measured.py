@@ -28,7 +28,7 @@ from ...planning.data.plan import Plan
 from ...planning.data.profile import Profile
 from ...planning.measure.codecs import measure_codecs, median_pace
 from ...planning.measure.layers import LayerWatch
-from ...planning.measure.links import all_reduce_s, measure_cluster, measure_hosts, shared_cores
+from ...planning.measure.links import all_reduce_s, measure_cluster, shared_cores
 from ..controls import Controls, Flight
 from ..state.plain import told_by
 from ..step.engine import Engine, figures_of_all, told_meanwhile
@@ -68,11 +68,8 @@ def links_of(engine: Engine) -> Links:
         taken_s = all_reduce_s(engine, largest)
     sizes = [largest >> shift for shift in (8, 5, 2, 1, 0) if largest >> shift >= 2**12]
     asked: dict[str, Any] = {"sizes_bytes": sizes, "budget_s": BUDGET_S, "rounds": ROUNDS}
-    if engine.ranks_per_host > 1:
-        found = measure_hosts(engine, **asked)
-    else:
-        # Short messages, which a link may take at once, make the line too steep or too flat.
-        found = measure_cluster(engine, verbs=VERBS, by_long_messages=True, **asked)
+    # Short messages, which a link may take at once, make the line too steep or too flat.
+    found = measure_cluster(engine, verbs=VERBS, by_long_messages=True, **asked)
     return Links(found, largest // 2, all_reduce_s(engine, largest // 2))
 
 
