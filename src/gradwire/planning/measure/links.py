@@ -204,6 +204,7 @@ def measure_hosts(
     shares together; see ``measure_cluster``. Every rank returns rank 0's figures.
     """
     count, num_hosts = engine.ranks_per_host, engine.world // engine.ranks_per_host
+    sizes = len(sizes_bytes)
     numels = [-(-size // (ITEM_BYTES * engine.world)) * engine.world for size in sizes_bytes]
     own_host, place = divmod(engine.rank, count)
     within_host = on_hosts(exchange_for(none()), count)
@@ -218,13 +219,11 @@ def measure_hosts(
     *seconds, whole_s = _message_s(engine, [*cases, whole], budget_s, rounds)
     if num_hosts > 1:
         # Both parts have a message's hand-overs between threads, which a whole message has once.
-        twice_s = seconds[0] + seconds[len(numels)] - whole_s
-        for at, own_s in enumerate(seconds[: len(numels)]):
-            seconds[at] = max(own_s - twice_s, own_s / 10)
+        twice_s = seconds[0] + seconds[sizes] - whole_s
+        seconds[:sizes] = [max(s - twice_s, s / 10) for s in seconds[:sizes]]
     every = [(ITEM_BYTES * case.numel, s) for case, s in zip(cases, seconds, strict=True)]
     rounds_within, copies_within = travel("all_to_all", count)
-    starts = range(0, len(every), len(numels))
-    within, *lines = [fit_line(every[at : at + len(numels)]) for at in starts]
+    within, *lines = [fit_line(every[at : at + sizes]) for at in range(0, len(every), sizes)]
     shares = dict(zip(verbs, lines, strict=False))
     host = Host(
         num_ranks=count,
