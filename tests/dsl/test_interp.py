@@ -7,8 +7,8 @@ import torch
 from gradwire.dsl.language import add, concat, extract, filter, greater, map, reduce, size, uint1
 from gradwire.dsl.philox import philox, uniform
 from gradwire.dsl.program import Program
+from gradwire.kernels.codes import packed_codes, unpacked_codes
 from gradwire.kernels.libraries import reference_only
-from gradwire.kernels.sparse.bits import packed_codes, unpacked_codes
 from tests.each import each
 
 

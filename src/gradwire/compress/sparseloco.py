@@ -28,7 +28,7 @@ from ..contract.bounds import check_share
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
 from ..errors import invalid
-from ..kernels.sparse.bits import packed_codes, unpacked_codes
+from ..kernels.codes import packed_codes, unpacked_codes
 from ._coo import Coo, check_addressable, share_of
 from ._residual import as_working
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..contract.payload import Payload
-from ..kernels.sparse.bits import packed_codes, unpacked_codes
+from ..kernels.codes import packed_codes, unpacked_codes
 from .ir import FLOAT32, UNSIGNED, DType, Extent, Fold, Kernel, Node, Op, neutral, walk
 from .philox import below, uniform
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
+from ..codes import packed_codes, unpacked_codes
 from ..libraries import loader
 from .entries import first_wrong
 
@@ -89,22 +90,6 @@ def _library(*tensors: Tensor) -> ctypes.CDLL | None:
 def pack(flags: Tensor, bits_B: Tensor) -> None:
     """Writes bools as bits; ``flags`` reads them back."""
     bits_B.copy_(packed_codes(flags.int(), 1))
-
-
-def packed_codes(codes_N: Tensor, bits: int) -> Tensor:
-    """Codes of ``bits`` bits as bytes, the first in the lowest bits; zeros behind the last."""
-    per_byte = 8 // bits
-    padded = codes_N.new_zeros(-(-codes_N.numel() // per_byte) * per_byte)
-    padded[: codes_N.numel()] = codes_N
-    shifts = torch.arange(per_byte, device=codes_N.device, dtype=torch.int32) * bits
-    return (padded.view(-1, per_byte) << shifts).sum(1).to(torch.uint8)
-
-
-def unpacked_codes(bytes_U: Tensor, bits: int, numel: int) -> Tensor:
-    """The first ``numel`` codes of ``bits`` bits in these bytes, as int32."""
-    shifts = torch.arange(8 // bits, device=bytes_U.device, dtype=torch.int32) * bits
-    codes: Tensor = (bytes_U.int()[:, None] >> shifts) & (2**bits - 1)
-    return codes.reshape(-1)[:numel]
 
 
 def _reference_write(indices_K: Tensor, bits_B: Tensor) -> None:
