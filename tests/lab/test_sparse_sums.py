@@ -202,9 +202,12 @@ TEAM_LAWS = [law for law in (*exchanges.LAWS, *collectives.OF_ANY) if law not in
 @pytest.mark.smoke
 @each("place, world_teams", enumerate(TEAMS))
 def test_nothing_is_lost_among_teams(place: int, world_teams: tuple[int, int]) -> None:
-    """Also where chunks are empty, or shorter than their counts, and one rank has zeros."""
+    """Also in chunks that are empty, shorter than their counts, or longer than 16,384 elements.
+
+    In the second step one rank has zeros.
+    """
     world, teams = world_teams
-    sizes = ((0, 0.1), (1, 0.1), (7, 0.4), (90, 1.0), (301, 0.05))
+    sizes = ((0, 0.1), (1, 0.1), (7, 0.4), (90, 1.0), (301, 0.05), (70_001, 0.01))
     for number, (numel, density) in enumerate(sizes, place):
         spec = vector(numel, DTYPES[number % len(DTYPES)])
         run = Run(exchange_for(gw.compress.spardl(density=density, teams=teams)), spec, world)
