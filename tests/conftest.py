@@ -62,6 +62,19 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
             import gradwire_lab.dsl.runs_device
             import gradwire_lab.hashing.hash_device  # noqa: F401
 
+# Not in a conftest of their own folder: pytest 9.1 loses such fixtures where a file of this folder
+# stands in the command line between files of that one.
+from tests.runtime.pools import (  # noqa: F401
+    doomed,
+    doomed_two,
+    four,
+    late_two,
+    one,
+    pools,
+    ranks_of,
+    two,
+)
+
 settings.register_profile("gradwire", derandomize=True, deadline=None, database=None)
 settings.load_profile("gradwire")
 

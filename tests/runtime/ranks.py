@@ -15,9 +15,10 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -37,7 +38,8 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 PRELOADED = [
     *("pytest", "torch", "torch._dynamo", "gradwire.runtime.attach", __name__),
     *("tests.runtime.training", "tests.runtime.meshes", "tests.runtime.plans"),
-    "torch._dynamo.repro.after_dynamo",
+    *("gradwire.runtime.elastic.rejoin", "gradwire.runtime.failure.shrink"),
+    *("gradwire.runtime.state.joint_call", "torch._dynamo.repro.after_dynamo"),
 ]
 """What every rank would import otherwise; torch loads _dynamo at the first optimizer, in 1.5 s, and
 what is named last at the first ``torch.compile``."""
@@ -51,6 +53,18 @@ START_S = 100.0
 """
 TIMEOUT_S = 100.0
 """How long ranks may take to answer; pytest ends a test that takes 120 s."""
+
+
+HURRIED = {
+    "PERIOD_S": 0.25,
+    "PATIENCE_S": 1.5,
+    "LINGER_S": 0.5,
+    "_LOOK_S": 0.1,
+    "_LINGER_S": 0.2,
+    "_JOIN_S": 1.0,
+}
+"""Seconds that ranks of tests take for what takes them several times as long in a job: to find each
+other, to notice who is lost, and to give up what nobody can end."""
 
 
 class RanksFailed(AssertionError):
@@ -125,14 +139,17 @@ class Ranks:
             found[rank] = Outcome(None, self._stack_of(rank), None)
         return [found.get(rank, Outcome(None, None, None)) for rank in range(self.world)]
 
+    def survivors(self, dead: Collection[int]) -> list[Any]:
+        """What those answer that are not dead, in rank order; raises what one of them raised."""
+        found = self.collect(TIMEOUT_S, without=sorted(dead))
+        living = [one for rank, one in enumerate(found) if rank not in dead]
+        for one in living:
+            assert one.error is None, one.error
+        return [one.value for one in living]
+
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Sends one rank's process a signal."""
         os.kill(self._processes[rank].pid, number)
-
-    def abandon(self, rank: int) -> None:
-        """Ends a process that may be stopped or gone."""
-        if self._processes and self._processes[rank].is_alive():
-            self.kill(rank)
 
     def start(self) -> None:
         """Starts the processes and joins them."""
@@ -201,6 +218,7 @@ def _execute(rank: int, world: int, code: str) -> None:
 def _serve(rank: int, world: int, end: Connection, folder: str) -> None:
     """The life of a rank: join, then run what comes until the other end closes."""
     torch.set_num_threads(1)
+    _hurry()
     with (Path(folder) / f"{rank}").open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, stacks)
         _join(rank, world, end)
@@ -220,6 +238,12 @@ def _serve(rank: int, world: int, end: Connection, folder: str) -> None:
             # A model that is dropped while it is attached is in a circle with its threads, which
             # would go on beside the next test.
             gc.collect()
+
+
+def _hurry() -> None:
+    for module in [one for name, one in sys.modules.items() if name.startswith("gradwire.runtime")]:
+        for name in HURRIED.keys() & vars(module).keys():
+            setattr(module, name, HURRIED[name])
 
 
 def _join(rank: int, world: int, end: Connection) -> None:

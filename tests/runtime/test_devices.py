@@ -6,20 +6,24 @@ by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.dsl.generated import Generated
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
+from gradwire.planning.data.plan import Plan
+from gradwire.runtime.ddp.comm_hook import DDPHooks
 from gradwire.runtime.device.streams import SideStream, Staged, StepMarks, Streams
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.synchroniser import Record
@@ -27,7 +31,7 @@ from tests.runtime import late
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import CHOSEN, EXCHANGES, SMALL_MB, TOPK
+from tests.runtime.training import EXCHANGES, ONEBIT, SMALL_MB, TOPK, everything
 
 pytestmark = pytest.mark.multi
 
@@ -41,20 +45,23 @@ def halved(collective: Any) -> Exchange:
     return gw.with_error_feedback(gw.pair(gw.compress.cast16(), collective))
 
 
-def _is_interpreted(exchange: Exchange) -> bool:
-    """Whether CompLL's interpreter encodes it on this device, as slowly for one as for another."""
-    return isinstance(getattr(getattr(exchange, "inner", exchange), "codec", None), Generated)
+def _codec(exchange: Exchange) -> Any:
+    inner = getattr(exchange, "inner", exchange)
+    return getattr(inner, "codec", inner)
 
 
-ps, circle = gw.collective.casync_ps, gw.collective.casync_ring
+ps, circle, ring = gw.collective.casync_ps, gw.collective.casync_ring, gw.collective.ring
 QUICK = halved(ps())
+FIRST = {type(_codec(one)): one for one in reversed(EXCHANGES)}
 EVERY = [
-    *(QUICK, *CHOSEN, LOSSLESS, exchange_for(gw.compress.threelc())),
-    *(exchange for exchange in EXCHANGES if not _is_interpreted(exchange)),
+    *(QUICK, ONEBIT, exchange_for(gw.compress.threelc())),
+    *(one for kind, one in FIRST.items() if not issubclass(kind, Generated)),
     *(halved(ps(room_bytes=0)), halved(ps(partitions=1)), halved(ps(partitions=1, room_bytes=0))),
     *(halved(circle()), halved(circle(partitions=1)), halved(circle(half_bytes=0))),
+    *(halved(ring()), gw.with_error_feedback(gw.pair(gw.compress.topk(density=0.3), ps()))),
 ]
-"""An exchange for each way of a device's memory; two stand for all that are interpreted there."""
+"""An exchange of each compressor, and one for each way of verbs; two stand for all that CompLL's
+interpreter encodes on this device, as slowly for one as for another."""
 FEW = [QUICK, TOPK]
 
 
@@ -67,6 +74,8 @@ class Run(NamedTuple):
     wrong: list[str]
     waits: list[str]
     num_pinned: list[int]
+    lanes: dict[str, str]
+    """The lanes of encodes of single tensors, and of their copies, by the span's name."""
 
 
 def layers(device: str) -> nn.ParameterList:
@@ -90,41 +99,49 @@ def run(
     device: str,
     use: Callable[[Handle], None] | None = None,
     *,
+    seed: int | None = None,
+    used: Mapping[int, Sequence[int]] = MappingProxyType({0: (0, 1)}),
+    steps: Sequence[int] = range(STEPS),
+    state: dict[str, Any] | None = None,
     has_network: bool = False,
+    needs_pinned: bool = False,
     **how: Any,
 ) -> Run:
+    """Training of some steps, in the second of which ranks leave out layers that they have not
+    ``used``; from a ``state`` on, if there is one."""
     noted = late.install()
-    noted.has_network = has_network
+    noted.reset(seed)
+    noted.has_network, noted.needs_pinned = has_network, needs_pinned
     model = layers(device)
-    settings = {"bucket_cap_mb": SMALL_MB, "compress_if": lambda name, param: True, **how}
+    by_size = {"bucket_cap_mb": SMALL_MB, "compress_if": everything}
+    settings = how if isinstance(exchange, Plan) else {**by_size, **how}
     handle = gw.attach(model, exchange, **keywords(**settings))
+    if state is not None:
+        handle.load_state_dict(state)
     means: list[Tensor] = []
-    num_pinned = []
-    noted.waits.clear()
-    waits: list[str] = []
-    for step in range(STEPS):
+    num_pinned, waits = list[int](), list[str]()
+    for step in steps:
         model.zero_grad()
         noted.waits.clear()
-        used = (0, 1) if step == 1 and rank == 0 else ()
-        backward(model, rank, step, used)
+        backward(model, rank, step, used.get(rank, ()) if step == 1 else ())
         waits += noted.waits
         num_pinned.append(noted.num_pinned)
         means += [param.grad.cpu() for param in model]
     if use is not None:
         use(handle)
-    stats, state = handle.stats(), handle.state_dict()
+    stats, kept = handle.stats(), handle.state_dict()
+    spans = handle.trace().spans
+    lanes = {span.name: span.lane for span in spans if span.name.startswith(("encode ", "copy "))}
     handle.detach()
-    state["run"] = ""
-    return Run(means, stats, state, list(noted.wrong), waits, num_pinned)
+    kept["run"] = ""
+    return Run(means, stats, kept, list(noted.wrong), waits, num_pinned, lanes)
 
 
 def leaving_out(rank: int, world: int, exchange: Any) -> list[str]:
     """What was noted where a parameter that was used is used by no rank for some steps."""
     noted = late.install()
     model = layers("late")
-    handle = gw.attach(
-        model, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=lambda name, param: True)
-    )
+    handle = gw.attach(model, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=everything))
     for step in range(4):
         model.zero_grad()
         backward(model, rank, step, (0, 1) if step else ())
@@ -247,9 +264,116 @@ def test_a_graph_that_holds_a_backward_pass_is_refused(late_two: Ranks) -> None:
 
 
 @pytest.mark.slow
-def test_two_levels_make_the_hosts_bits() -> None:
-    ranks = Ranks(4)
-    try:
-        ranks.run(compare, FEW, mesh)
-    finally:
-        ranks.close()
+def test_two_levels_make_the_hosts_bits(doomed: Ranks) -> None:
+    doomed.run(compare, FEW, mesh)
+
+
+# ---- DDP models whose gradients a device computes: the host's bits, in order ---------------------
+
+
+DDP_STEPS = 4
+NUMEL = 300
+TINY_MB = 0.001
+
+
+class Factor(nn.Module):
+    """A layer that multiplies element by element, so that a device has the host's bits."""
+
+    def __init__(self, last: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, last, NUMEL))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.weight)
+
+
+class Chain(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*(Factor(1.5 + place) for place in range(3)))
+
+
+class LateFuture(torch.futures.Future[Any]):
+    """A future whose result is there when the stream that was current at ``set_result`` is."""
+
+    set_behind: ClassVar[list[late.LateEvent]] = []
+
+    def set_result(self, result: Any) -> None:
+        self.set_behind.append(late.LATE.record(late.LATE.current_stream(late.DEVICE)))
+        super().set_result(result)
+
+
+def _end_backward(self: DDPHooks, real: Any = DDPHooks._end_backward) -> None:
+    """Ends a pass as torch does, whose current stream waits for all futures then."""
+    real(self)
+    for event in LateFuture.set_behind:
+        event.wait(late.LATE.current_stream(late.DEVICE))
+
+
+@contextmanager
+def futures() -> Iterator[None]:
+    with (
+        mock.patch.object(torch.futures, "Future", LateFuture),
+        mock.patch.object(DDPHooks, "_end_backward", _end_backward),
+    ):
+        yield
+
+
+class Trained(NamedTuple):
+    """What training left on one rank, and what was noted."""
+
+    params: list[Tensor]
+    stats: dict[str, Any]
+    wrong: list[str]
+    waits: list[str]
+
+
+def train(rank: int, device: str, **settings: Any) -> Trained:
+    noted = late.install()
+    noted.has_network = settings.get("backend") == "nccl"
+    inner = Chain().to(device)
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1, momentum=0.9)
+    model = DistributedDataParallel(inner, init_sync=False, bucket_cap_mb=TINY_MB)
+    settings |= {"bucket_cap_mb": TINY_MB, "compress_if": everything}
+    handle = gw.attach(model, QUICK, **keywords(**settings))
+    for step in range(DDP_STEPS):
+        if step <= 2:  # DDP itself waits when it makes its buckets anew, in step 1
+            noted.waits.clear()
+        x = torch.linspace(-1, 1, NUMEL) * (1 + rank + step)
+        given = x.to(device)
+        optimizer.zero_grad()
+        model(given).square().sum().backward()
+        optimizer.step()
+    waits = list(noted.waits)
+    stats = handle.stats()
+    handle.detach()
+    params = [param.detach().cpu() for param in model.parameters()]
+    return Trained(params, stats, list(noted.wrong), waits)
+
+
+def with_ddp(rank: int, world: int) -> list[str]:
+    """The streams that the host waited for, by either back end."""
+    waits = []
+    host = train(rank, "cpu")
+    for backend in ("gloo", "nccl"):
+        with futures():
+            device = train(rank, "late", backend=backend)
+        assert not device.wrong, device.wrong[:3]
+        pairs = zip(device.params, host.params, strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
+        assert device.stats["backend"]["between_hosts"] == backend
+        assert (device.stats["pinned_bytes"] == 0) == (backend == "nccl")
+        assert {*device.stats["encoded_on"]} == {"late:0"}
+        waits += device.waits
+    return waits
+
+
+def test_ddp_makes_the_hosts_bits_and_waits_for_no_stream(late_two: Ranks) -> None:
+    assert late_two.run(with_ddp) == [[], []]
+
+
+def unwaited(rank: int, world: int) -> None:
+    assert train(rank, "late").wrong, "nothing was found"
+
+
+def test_a_future_that_nobody_waits_for_is_found(late_two: Ranks) -> None:
+    late_two.run(unwaited)

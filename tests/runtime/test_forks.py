@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gradwire as gw
-from gradwire.errors import GradwireError
+from gradwire.errors import ExitCode, GradwireError
 from gradwire.runtime.ddp import comm_hook
 from gradwire.runtime.step.task_graph import Task
 from tests.each import each
@@ -212,12 +213,13 @@ def test_a_forked_child_is_refused_and_the_job_goes_on(kind: str, two: Ranks) ->
     assert other == (codes, one)
 
 
-LEAVES = """
+PROGRAM = """
 import os, sys
 import torch, torch.distributed as dist
 import gradwire as gw
 
-dist.init_process_group("gloo", init_method=sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+rank = int(sys.argv[2])
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=2)
 model = torch.nn.Linear(64, 64)
 handle = gw.attach(model, "topk")
 loader = torch.utils.data.DataLoader([(handle, n) for n in range(6)], None, num_workers=2,
@@ -228,21 +230,32 @@ if child:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     model(torch.ones(2, 64)).sum().backward()
     assert handle.step == 1
-    dist.barrier()
+    if rank:
+        raise ZeroDivisionError("the user's own mistake")
+    model.zero_grad()
+    model(torch.ones(2, 64)).sum().backward()
 """
 
 
 @pytest.mark.slow
-def test_children_that_leave_with_the_handle_end_well(tmp_path: Any) -> None:
-    """By the end of the program, where no destructor may wait for threads, or as loaders' do."""
-    where = f"file://{tmp_path}/store"
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", LEAVES, where, str(rank)], start_new_session=True)
-        for rank in range(2)
-    ]
+def test_children_that_leave_end_well_and_a_job_ends_when_one_rank_raises() -> None:
+    """Children leave by the end of the program, where no destructor may wait for threads, or as
+    loaders' do.
+
+    Whole interpreters: they close their exchanges as they end, which forked ranks do not.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        command = [sys.executable, "-c", PROGRAM, f"tcp://127.0.0.1:{probe.getsockname()[1]}"]
+    settings: Any = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    ranks = [subprocess.Popen([*command, str(rank)], **settings) for rank in range(2)]
     try:
-        assert [rank.wait(60) for rank in ranks] == [0, 0]
+        texts = [rank.communicate(timeout=100)[1] for rank in ranks]
     finally:
-        for rank in ranks:
+        for one in ranks:
             with suppress(ProcessLookupError):
-                os.killpg(rank.pid, signal.SIGKILL)
+                os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
+    assert [one.returncode for one in ranks] == [ExitCode.RANK_LOST, 1], texts
+    assert "ZeroDivisionError: the user's own mistake" in texts[1]
+    assert "RankFailed: step 1 cannot be finished: rank 1 of 2 stopped answering" in texts[0]

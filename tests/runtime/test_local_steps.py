@@ -114,19 +114,6 @@ def test_ranks_do_what_the_papers_say(two: Ranks) -> None:
         assert not torch.equal(of_ranks[0][2], of_ranks[1][2])
 
 
-def test_alone_with_local_sgd_nearly_nothing_changes() -> None:
-    """Anchor - (anchor - parameter) is the parameter but for rounding."""
-    plain, net = Net(), Net()
-    train(plain, adamw(plain.parameters()), 0, range(5))
-    optimizer = adamw(net.parameters())
-    handle = gw.local_steps(net, optimizer, "none", every=2, outer=LOCAL_SGD)
-    train(net, optimizer, 0, range(5))
-    stats = handle.stats()
-    handle.detach()
-    assert (stats["exchanges"], stats["wire_bytes_per_step"]) == (2, 0.0)
-    torch.testing.assert_close([*net.parameters()], [*plain.parameters()], rtol=2e-4, atol=2e-5)
-
-
 def test_accumulated_gradients_and_schedulers_see_only_optimizer_steps() -> None:
     net = Net()
     optimizer = SGD(net.parameters(), lr=0.1)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 
 import gradwire as gw
 from gradwire.compress.selective import selective
@@ -22,11 +21,12 @@ from gradwire.contract import Member
 from gradwire.exchange.error_feedback import TensorEncoder
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.runtime.device.streams import Offload, SideStream
+from gradwire.runtime.handle import Handle
 from tests.each import each
 from tests.runtime import late
-from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_devices import SHAPES, backward, layers, same
+from tests.runtime.test_devices import SHAPES, Run, same
+from tests.runtime.test_devices import run as by_device
 
 pytestmark = pytest.mark.multi
 
@@ -60,52 +60,15 @@ def plan_of(sparsifier: str = "dgc", *, feedback: bool = True, early: bool = Tru
     return Plan(planner="by hand", model="it", messages=messages, exchanges=exchanges)
 
 
-class Run(NamedTuple):
-    """What some steps left on one rank, and what was noted of the device."""
+def run(rank: int, plan: Plan, device: str, **how: Any) -> Run:
+    """In one step each rank leaves an early tensor out."""
 
-    means: list[Tensor]
-    stats: dict[str, Any]
-    state: dict[str, Any]
-    wrong: list[str]
-    pinned: list[int]
-    lanes: dict[str, str]
-    """The lanes of encodes of single tensors, and of their copies, by the span's name."""
+    def look(handle: Handle) -> None:
+        is_there = any(one.name == "gradwire offload" for one in threading.enumerate())
+        assert is_there == ("offload" in {span.lane for span in handle.trace().spans})
 
-
-def run(
-    rank: int,
-    plan: Plan,
-    device: str,
-    *,
-    seed: int | None = None,
-    steps: Sequence[int] = range(STEPS),
-    state: dict[str, Any] | None = None,
-    **how: Any,
-) -> Run:
-    noted = late.install()
-    noted.reset(seed)
-    noted.needs_pinned = True
-    model = layers(device)
-    handle = gw.attach(model, plan, **keywords(**how))
-    if state is not None:
-        handle.load_state_dict(state)
-    means: list[Tensor] = []
-    pinned = []
-    for step in steps:
-        model.zero_grad()
-        # In one step each rank leaves an early tensor out.
-        used = ((1, 2), (0, 1))[rank] if step == 1 else ()
-        backward(model, rank, step, used)
-        pinned.append(noted.num_pinned)
-        means += [param.grad.cpu() for param in model]
-    stats, found = handle.stats(), handle.state_dict()
-    found["run"] = ""
-    spans = handle.trace().spans
-    lanes = {span.name: span.lane for span in spans if span.name.startswith(("encode ", "copy "))}
-    threads = {thread.name for thread in threading.enumerate()}
-    assert ("gradwire offload" in threads) == ("offload" in lanes.values())
-    handle.detach()
-    return Run(means, stats, found, list(noted.wrong), pinned, lanes)
+    used, given = {0: (1, 2), 1: (0, 1)}, {"steps": range(STEPS), **how}
+    return by_device(rank, plan, device, look, used=used, needs_pinned=True, **given)
 
 
 def compare(rank: int, world: int, plan: Plan, seeds: Sequence[int | None], how: Any) -> None:
@@ -166,7 +129,7 @@ def copied(rank: int, world: int) -> None:
     assert early.stats["offloaded"] == {"tensors": 2, "bytes_per_step": there}
     assert inline.stats["offloaded"] == {"tensors": 0, "bytes_per_step": 0}
     assert early.stats["wire_bytes_per_step"] == inline.stats["wire_bytes_per_step"]
-    assert len({*early.pinned}) == 1, "memory is pinned again"
+    assert len({*early.num_pinned}) == 1, "memory is pinned again"
     assert early.stats["pinned_bytes"] - inline.stats["pinned_bytes"] >= there + back
     assert same(early.means, inline.means)
 

@@ -186,21 +186,29 @@ def held(model: nn.Module) -> list[Tensor]:
     return [shard_of(param).detach() for param in model.parameters()]
 
 
-def matched(first: str) -> list[str]:
-    """The features that go with another, but for those that this torch does not have."""
-    names = together(first)
-    if HAS_REDUCE_SCATTER:
-        return names
-    return [] if first == REDUCE_SCATTER else [name for name in names if name != REDUCE_SCATTER]
+def sets_of_features() -> list[list[str]]:
+    """Sets of features that all go together: every pair that does is in one of them."""
+    left = [pair for pair in pairs() if refusal_of(*pair) is None]
+    working, found = [{*pair} for pair in left], []
+    while left:
+        chosen = [*left[0]]
+        for name in ALL:
+            others = [{name, other} for other in chosen if other != name]
+            is_new = any({*pair} in others for pair in left)
+            if name not in chosen and is_new and all(both in working for both in others):
+                chosen.append(name)
+        left = [pair for pair in left if not {*pair} <= {*chosen}]
+        found.append(chosen)
+    return found
 
 
-def trained_by(rank: int, world: int, first: str, others: list[str]) -> dict[str, tuple[int, str]]:
-    found = {}
-    for second in others:
+def trained_by(rank: int, world: int, sets: list[list[str]]) -> list[tuple[int, str]]:
+    found = []
+    for features in sets:
         try:
-            found[second] = trained_with({first, second}, rank)
-        except Exception as error:  # at once: the other ranks would be at another pair
-            error.add_note(f"{first} with {second}, on rank {rank}")
+            found.append(trained_with({*features}, rank))
+        except Exception as error:  # at once: the other ranks would be at another set
+            error.add_note(f"{', '.join(features)}, on rank {rank}")
             raise
     return found
 
@@ -208,16 +216,15 @@ def trained_by(rank: int, world: int, first: str, others: list[str]) -> dict[str
 @pytest.mark.slow
 @pytest.mark.multi
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", [name for name in ALL if matched(name)])
-def test_what_goes_together(first: str, two: Ranks, four: Ranks) -> None:
+def test_what_goes_together(two: Ranks, four: Ranks) -> None:
     """Ranks that average end with the same bits, which are other than those they began with."""
-    on_four = [second for second in matched(first) if {first, second} & OF_FOUR]
-    on_two = [second for second in matched(first) if second not in on_four]
-    for pool, others in ((two, on_two), (four, on_four)):
-        ranks = pool.run(trained_by, first, others, timeout_s=250.0)
-        for second in others:
-            ends = {one[second] for one in ranks}
-            assert len(ends) == len({place for place, _ in ends}), f"{first} with {second}"
+    sets = sets_of_features()
+    on_four = [features for features in sets if {*features} & OF_FOUR]
+    on_two = [features for features in sets if features not in on_four]
+    for pool, chosen in ((two, on_two), (four, on_four)):
+        ranks = pool.run(trained_by, chosen, timeout_s=250.0)
+        for features, *ends in zip(chosen, *ranks, strict=True):
+            assert len({*ends}) == len({place for place, _ in ends}), features
 
 
 def refused(rank: int, world: int) -> list[str]:

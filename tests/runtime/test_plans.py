@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradwire as gw
+from gradwire.compress.selective import selective
 from gradwire.errors import InvalidSetting, RankFailed
-from gradwire.planning.data.plan import ExchangeSetting, Plan
+from gradwire.exchange.error_feedback import TensorEncoder
+from gradwire.planning.check import check
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
+from gradwire.planning.exchanges import exchanges_of, planned_spec
+from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
+from gradwire.runtime.step.messages import Message
 from tests.each import each
 from tests.runtime import plans
+from tests.runtime.models import Branches
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, Net, ddp, digest, train
+from tests.runtime.training import DENSE, Net, ddp, digest, loss_of, train
 
 pytestmark = pytest.mark.multi
 
@@ -288,3 +297,312 @@ def test_many_channels_and_long_chains() -> None:
     assert model.weight.grad is not None
     assert torch.allclose(model.weight.grad, x.sum(0).expand(40, 50))
     handle.detach()
+
+
+# ---- Plans end in the same bits wherever they have gradients encoded -----------------------------
+
+
+Lanes = dict[str, set[str]]
+"""The lanes on which tensors were encoded before their message's launch, by the tensor's name."""
+
+
+def _named(plan: Plan, profile: Profile, message: PlannedMessage) -> list[str]:
+    """The tensors of a message that its exchange encodes each by itself, in the message's order."""
+    tensors = {t.name: t for layer in profile.layers for t in layer.tensors}
+    encoder = TensorEncoder.of(exchanges_of(plan)[message.exchange])
+    spec = planned_spec(message, tensors, is_shaped=True)
+    places = () if encoder is None else encoder.exchange.apart(spec)
+    return [message.chunks[place].tensor for place in places]
+
+
+def _at_launch(names: list[str]) -> dict[str, Any]:
+    return {"inline": (), "early": ()}
+
+
+FORMS: tuple[Callable[[list[str]], dict[str, Any]], ...] = (
+    _at_launch,
+    lambda names: {"inline": tuple(names), "early": ()},
+    lambda names: {"inline": (), "early": tuple(names)},
+    lambda names: {"inline": tuple(names[::2]), "early": tuple(names[1::2])},
+)
+
+
+def _encoded(plan: Plan, profile: Profile, form: Callable[[list[str]], dict[str, Any]]) -> Plan:
+    """The plan with every tensor that is encoded by itself encoded in one form."""
+    messages = tuple(
+        one.model_copy(update=form(_named(plan, profile, one))) for one in plan.messages
+    )
+    found = plan.model_copy(update={"messages": messages})
+    check(found, profile)
+    return found
+
+
+class Case(NamedTuple):
+    """A training, and the plan that it has: drawn from a seed, through ``selective``.
+
+    Plans of odd seeds overlap the next forward pass.
+    """
+
+    seed: int
+    sparsifier: str = "dgc"
+    num_dense: int = 0
+    feedback: bool = True
+    unused: bool = False
+    wrapped: bool = False
+    scale: float = 1.0
+    accumulate: bool = False
+
+    def model(self, rank: int) -> nn.Module:
+        if not self.unused:
+            return Net()
+        # Step 0: only rank 0 has left, and none has right in steps 1 and 2.
+        return Branches(lambda step: (step > 0 or rank == 0, step not in (1, 2)))
+
+    def plan(self, profile: Profile) -> Plan:
+        settings = {"sparsifier": self.sparsifier, "density": 0.2, "num_dense": self.num_dense}
+        setting = ExchangeSetting(
+            compressor="selective", settings=settings, error_feedback=self.feedback
+        )
+        model = self.model(0)
+        return plans.through(plans.drawn(self.seed, model=model, cuts=0), "selective", setting)
+
+
+def trained(rank: int, case: Case, plan: Plan) -> tuple[str, str, Lanes]:
+    """The bits of the model and of its residuals after some steps, and where it was encoded."""
+    net = case.model(rank)
+    model = ddp(net, broadcast_buffers=False) if case.wrapped else net
+    optimizer = OPTIMIZERS["adam"](net)
+    scaler = GradScaler("cpu", init_scale=case.scale, growth_interval=2, enabled=case.scale != 1)
+    given = scaler if case.scale != 1 else None
+    handle = gw.attach(model, plan, optimizer=optimizer, scaler=given)
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        with ExitStack() as stack:
+            if case.accumulate:
+                stack.enter_context(handle.no_sync())
+                scaler.scale(loss_of(model, rank, 100 + step)).backward()
+        scaler.scale(loss_of(model, rank, step)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    lanes: Lanes = {}
+    for span in handle.trace().spans:
+        if span.name.startswith("encode "):
+            lanes.setdefault(span.name.removeprefix("encode "), set()).add(span.lane)
+    residuals = digest(handle.residuals().values())
+    within = any("backward" in of_tensor for of_tensor in lanes.values())
+    assert within == (handle.stats()["inline_s_per_step"] > 0)
+    handle.detach()
+    return digest(net), residuals, lanes
+
+
+def in_all_forms(rank: int, world: int, case: Case) -> list[tuple[str, str, Lanes]]:
+    profile = plans.profile_of_model(case.model(rank))
+    plan = case.plan(profile)
+    return [trained(rank, case, _encoded(plan, profile, form)) for form in FORMS]
+
+
+CASES = {
+    "overlap": Case(1),
+    "topk, no feedback": Case(2, "topk", num_dense=1, feedback=False),
+    "redsync": Case(4, "redsync", num_dense=1),
+    "unused, overlap": Case(5, unused=True),
+    "scaler, accumulation, overlap": Case(7, scale=2.0**10, accumulate=True),
+    "unused, scaler, accumulation": Case(10, unused=True, scale=2.0**10, accumulate=True),
+    "ddp": Case(12, wrapped=True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_bits_are_the_same_wherever_tensors_are_encoded(name: str, two: Ranks) -> None:
+    case = CASES[name]
+    profile = plans.profile_of_model(case.model(0))
+    plan = case.plan(profile)
+    names = {name for one in plan.messages for name in _named(plan, profile, one)}
+    for at_launch, inline, early, both in two.run(in_all_forms, case):
+        assert at_launch[:2] == inline[:2] == early[:2] == both[:2]
+        assert at_launch[2] == {}
+        assert inline[2] == {name: {"backward"} for name in names}
+        assert early[2] == {name: {"compute"} for name in names}
+        assert set(both[2]) == names
+
+
+def whole_messages(rank: int, world: int, seed: int) -> list[tuple[str, set[str]]]:
+    """The bits after a few steps of messages that are encoded as one, and the lanes that did it."""
+    found = []
+    plan = plans.through(plans.drawn(seed), "lossy", LOSSY)
+    for is_inline in (False, True):
+        messages = tuple(
+            one.model_copy(
+                update={"inline": tuple({c.tensor: 0 for c in one.chunks}) if is_inline else ()}
+            )
+            for one in plan.messages
+        )
+        net = Net()
+        optimizer = OPTIMIZERS["momentum"](net)
+        chosen = plan.model_copy(update={"messages": messages})
+        handle = gw.attach(net, chosen, optimizer=optimizer)
+        train(net, optimizer, rank, range(NUM_STEPS))
+        lanes = {span.lane for span in handle.trace().spans if span.name == "encode"}
+        handle.detach()
+        found.append((digest(net), lanes))
+    return found
+
+
+@each("seed", [0, 1])
+def test_whole_messages_may_be_encoded_inline(seed: int, two: Ranks) -> None:
+    """Within the backward pass (with ``overlap_forward`` too, seed 1) or on the compute lane."""
+    for (beside, lanes), (within, inline_lanes) in two.run(whole_messages, seed):
+        assert within == beside
+        assert (lanes, inline_lanes) == ({"compute"}, {"backward"})
+
+
+def by_variant(rank: int, world: int) -> list[str]:
+    """The bits after a few steps of each variant of ssfusion, as planned and at the launch."""
+    profile = plans.profile_of_model(Net())
+    found = []
+    for variant in VARIANTS:
+        plan = ssfusion(profile, plans.CLUSTER, variant=variant, density=0.3, floor=0.1)
+        assert any(one.inline for one in plan.messages)
+        assert any(one.early for one in plan.messages) == ("o" in variant)
+        plain = plan.model_copy(
+            update={
+                "messages": tuple(one.model_copy(update=_at_launch([])) for one in plan.messages)
+            }
+        )
+        for chosen in (plan, plain):
+            net = Net()
+            optimizer = OPTIMIZERS["momentum"](net)
+            handle = gw.attach(net, chosen, optimizer=optimizer)
+            train(net, optimizer, rank, range(NUM_STEPS))
+            handle.detach()
+            found.append(digest(net))
+    return found
+
+
+def test_every_variant_of_ssfusion_is_carried_out(two: Ranks) -> None:
+    for bits in two.run(by_variant):
+        planned, plain = bits[::2], bits[1::2]
+        assert planned == plain
+
+
+def alone(rank: int, world: int) -> tuple[str, str, Lanes]:
+    case = Case(1)
+    profile = plans.profile_of_model(Net())
+    early, _, lanes = trained(rank, case, _encoded(case.plan(profile), profile, FORMS[2]))
+    net = Net()
+    optimizer = OPTIMIZERS["adam"](net)
+    train(net, optimizer, rank, range(NUM_STEPS))
+    return early, digest(net), lanes
+
+
+def test_a_rank_that_is_alone_encodes_nothing(one: Ranks) -> None:
+    for early, plain, lanes in one.run(alone):
+        assert early == plain
+        assert lanes == {}
+
+
+# ---- what goes wrong ---------------------------------------------------------------------------
+
+
+def raise_in_an_encode(rank: int, world: int, form: int) -> tuple[str, Any, str]:
+    case = Case(0)
+    net, profile = Net(), plans.profile_of_model(Net())
+    handle = gw.attach(net, _encoded(case.plan(profile), profile, FORMS[form]))
+    optimizer = OPTIMIZERS["momentum"](net)
+    train(net, optimizer, rank, range(2))
+    if rank == 1:
+        message = handle.synchroniser.messages[-1]
+        assert isinstance(message, Message)
+        message._places = {}
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        train(net, optimizer, rank, range(2, 5))
+    return type(raised.value).__name__, getattr(raised.value, "ranks", None), str(raised.value)
+
+
+def torn(rank: int, world: int) -> tuple[str, str]:
+    """A backward pass that raises when some tensors are encoded already: what was taken is lost.
+
+    So the step can neither be saved nor repeated.
+    """
+    case = Case(0)
+    net, profile = Net(), plans.profile_of_model(Net())
+    handle = gw.attach(net, _encoded(case.plan(profile), profile, FORMS[2]))
+    optimizer = OPTIMIZERS["momentum"](net)
+    train(net, optimizer, rank, range(2))
+
+    def fail(grad: Tensor) -> None:
+        raise ValueError("no such loss")
+
+    hook = net.first.weight.register_hook(fail)
+    with pytest.raises(ValueError, match="no such loss"):
+        loss_of(net, rank, 2).backward()
+    hook.remove()
+    with pytest.raises(InvalidSetting) as refusal:
+        handle.state_dict()
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        loss_of(net, rank, 3).backward()
+    return str(refusal.value), str(raised.value)
+
+
+def test_what_goes_wrong_in_an_encode(doomed_two: Ranks) -> None:
+    """It reaches all ranks; and a step that broke off is neither saved nor repeated."""
+    for form in (1, 2):  # inline, early
+        other, own = doomed_two.run(raise_in_an_encode, form)
+        assert own[:2] == ("KeyError", None)
+        assert other[:2] == ("RankFailed", (1,))
+        assert "rank 1 of 2 raised KeyError" in other[2]
+        assert "step 2 " in other[2]
+    for saving, repeating in doomed_two.run(torn):
+        assert "after a backward pass that raised before its end" in saving
+        assert "came after an earlier backward pass that raised before its end" in repeating
+
+
+def _plan_of(setting: ExchangeSetting, **where: tuple[str, ...]) -> Plan:
+    """All of a linear layer in one message, some of it encoded somewhere."""
+    chunks = tuple(
+        Chunk(tensor=name, start=0, stop=param.numel())
+        for name, param in nn.Linear(3, 3).named_parameters()
+    )
+    message = PlannedMessage(chunks=chunks, exchange="it", **where)
+    exchanges = {"it": setting}
+    return Plan(planner="by hand", model="Linear", messages=(message,), exchanges=exchanges)
+
+
+@each(
+    "setting, where, words",
+    [
+        (LOSSY, {"early": ("weight", "bias")}, "'weight' cannot be encoded early"),
+        (LOSSY, {"inline": ("weight",)}, "is encoded as one"),
+        (
+            ExchangeSetting(compressor="selective", settings={"sparsifier": "dgc", "num_dense": 1}),
+            {"early": ("weight", "bias")},
+            "'bias' is to be encoded by itself, and selective does not encode it so",
+        ),
+        (
+            ExchangeSetting(compressor="selective", settings={"sparsifier": "dgc", "num_dense": 0}),
+            {"early": ("weight",)},
+            "'bias' is encoded by itself, and named neither inline nor early",
+        ),
+        (
+            ExchangeSetting(compressor="selective", settings={"num_dense": 1}),
+            {"inline": ("weight", "bias")},
+            "'bias' is to be encoded by itself, and selective does not encode it so",
+        ),
+    ],
+    ids=["early as one", "inline in part", "sent dense", "left out", "sparsifier by default"],
+)
+def test_encodes_that_cannot_be_done_there(
+    setting: ExchangeSetting, where: dict[str, tuple[str, ...]], words: str
+) -> None:
+    assert words in refused(_plan_of(setting, **where), nn.Linear(3, 3))
+
+
+def test_only_sparse_tensors_are_encoded_apart() -> None:
+    spec = gw.TensorSpec("message", 15, shapes=((2, 5), (), (4,)))
+    exchange = selective(num_dense=1)
+    assert exchange.apart(spec) == (0, 2)
+    kept = gw.with_error_feedback(exchange)
+    assert TensorEncoder.of(kept) == (exchange, True)
+    assert TensorEncoder.of(gw.with_clipping(kept, 1.0)) is None
+    pair = gw.pair(gw.compress.topk(), gw.collective.allgather_sparse())
+    assert TensorEncoder.of(pair) is None

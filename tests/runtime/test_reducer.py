@@ -39,6 +39,7 @@ def choices(rank: int, world: int) -> tuple[dict[str, str], str, str]:
         "nothing to compress": averaged_by(ddp(Net()), ONEBIT, compress_if=lambda *_: False),
         "a matrix to compress": averaged_by(ddp(Net()), ONEBIT),
         "a size": averaged_by(ddp(Net()), DENSE, bucket_cap_mb=1),
+        "a back end": averaged_by(ddp(Net()), DENSE, backend="gloo"),
         "rows": averaged_by(ddp(Words()), DENSE),
     }
     hooked = ddp(Net())

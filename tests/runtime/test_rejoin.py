@@ -9,8 +9,7 @@ import io
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Timer
@@ -27,13 +26,13 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.elastic.rejoin import Healing, Newcomer
 from gradwire.runtime.step.wire import root_store
 from tests.runtime.given import keywords
-from tests.runtime.ranks import Outcome, Ranks
+from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, loss_of, momentum
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(240)]
 LIMIT = timedelta(seconds=60)
 STEPS = 12
-STALL_S = 4.5
+STALL_S = 2.5
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def comes_in(
         Healing.take_over = die  # type: ignore[method-assign]
     if how == "is healed slowly":
         take_over = Healing.take_over
-        Healing.take_over = lambda *given: (time.sleep(1.5), take_over(*given))[1]  # type: ignore[method-assign]
+        Healing.take_over = lambda *given: (time.sleep(1.0), take_over(*given))[1]  # type: ignore[method-assign]
     dies = {6: 10 + number} if how == "dies in step 6" else {}
     try:  # with other parameters than the run's
         return train_on(Net(seed=7), exchange, 10 + number, Plan(dies=dies), rejoin=store)
@@ -272,9 +271,9 @@ CASES = {
 class Run:
     """The processes of a case: ranks, newcomers, and one that holds the store if that stalls."""
 
-    def __init__(self, case: Case) -> None:
-        self.case, self.ranks, self.host = case, Ranks(case.world), Ranks(1)
-        self.newcomers = [Ranks(1) for _ in case.newcomers]
+    def __init__(self, case: Case, ranks_of: Callable[[int], Ranks]) -> None:
+        self.case, self.ranks, self.host = case, ranks_of(case.world), ranks_of(1)
+        self.newcomers = [ranks_of(1) for _ in case.newcomers]
         ((port, pid),) = self.host.run(hold) if case.plan.stalls else [hold(0, 1)]
         for place, (newcomer, how) in enumerate(zip(self.newcomers, case.newcomers, strict=True)):
             newcomer.send(comes_in, port, case.exchange, place + 1, how)
@@ -283,40 +282,17 @@ class Run:
     def reports(self) -> tuple[list[Report], list[Report | str]]:
         """What survivors, and newcomers that live, have seen."""
         dead = {*self.case.plan.dies.values(), self.case.plan.dies_meeting}
-        own = answers(self.ranks, dead & {*range(self.case.world)})
+        own = self.ranks.survivors(dead & {*range(self.case.world)})
         pairs = zip(self.newcomers, self.case.newcomers, strict=True)
-        return own, [a for one, how in pairs if "dies" not in how for a in answers(one, set())]
-
-    def close(self) -> None:
-        self.host.abandon(0)  # it may be stopped
-        for one in (self.host, self.ranks, *self.newcomers):
-            one.close()
-
-
-def answers(ranks: Ranks, dead: set[int]) -> list[Any]:
-    found: list[Outcome] = ranks.collect(100.0, without=sorted(dead))
-    living = [one for rank, one in enumerate(found) if rank not in dead]
-    for one in living:
-        assert one.error is None, one.error
-    return [one.value for one in living]
-
-
-@pytest.fixture
-def runs() -> Iterator[dict[str, Run]]:
-    with ExitStack() as stack:
-        found = {}
-        for name, case in CASES.items():
-            found[name] = Run(case)
-            stack.callback(found[name].close)
-        yield found
-    held.clear()
+        return own, [a for one, how in pairs if "dies" not in how for a in one.survivors(())]
 
 
 @pytest.mark.slow
 def test_newcomers_have_all_bits_or_stay_out(
-    runs: dict[str, Run], subtests: pytest.Subtests
+    ranks_of: Callable[[int], Ranks], subtests: pytest.Subtests
 ) -> None:
     """No step is repeated but the ones in which a rank is lost."""
+    runs = {name: Run(case, ranks_of) for name, case in CASES.items()}
     for name, run in runs.items():
         with subtests.test(name):
             case, (survivors, others) = run.case, run.reports()
@@ -337,6 +313,7 @@ def test_newcomers_have_all_bits_or_stay_out(
                 assert one.bits == {step: survivors[0].bits[step] for step in one.bits}
                 assert one.worlds == {step: survivors[0].worlds[step] for step in one.bits}
                 assert one.total == case.worlds[-1]
+    held.clear()
 
 
 def refused(rank: int, world: int) -> list[str]:

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -20,9 +19,9 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.handle import Handle
 from tests.runtime.given import SMALL
-from tests.runtime.meshes import device_mesh
+from tests.runtime.meshes import device_mesh, mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, TOPK, digest
+from tests.runtime.training import DENSE, TOPK, digest, train
 
 pytestmark = pytest.mark.multi
 
@@ -35,22 +34,14 @@ EXCHANGES = {
 def made(grid: tuple[int, int], exchange: Exchange) -> tuple[nn.Module, Handle, torch.optim.SGD]:
     """A model on a grid of (replicas, shards), with odd sizes; one shard is a plain model."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(13, 37), nn.Tanh(), nn.Linear(37, 3))
+    net = nn.Sequential(nn.Linear(13, 37), nn.Tanh(), nn.Linear(37, 5))
     group: Any = None
     if grid[1] > 1:
-        mesh = device_mesh(grid, ("replicate", "shard"))
-        fully_shard(net, mesh=mesh["shard"])
-        group = mesh["replicate"]
+        cut = device_mesh(grid, ("replicate", "shard"))
+        fully_shard(net, mesh=cut["shard"])
+        group = cut["replicate"]
     handle = gw.attach(net, exchange, group=group, options=SMALL)
     return net, handle, torch.optim.SGD(net.parameters(), lr=0.05)
-
-
-def train(net: nn.Module, optimizer: torch.optim.SGD, rank: int, steps: range) -> None:
-    for step in steps:
-        torch.manual_seed(100 * step + rank)
-        optimizer.zero_grad()
-        net(torch.randn(8, 13)).square().mean().backward()
-        optimizer.step()
 
 
 def held(net: nn.Module) -> list[Tensor]:
@@ -151,7 +142,7 @@ def wrong(rank: int, world: int, folder: str) -> list[str]:
     plain = nn.Linear(4, 4)
     for other in (
         gw.local_steps(plain, torch.optim.SGD(plain.parameters(), lr=0.1), "none", every=2),
-        gw.attach(nn.Linear(4, 4), DENSE, mesh=hosts()),
+        gw.attach(nn.Linear(4, 4), DENSE, mesh=mesh()),
         gw.attach(nn.Linear(4, 4), "auto"),
     ):
         with pytest.raises(InvalidSetting) as raised:
@@ -159,10 +150,6 @@ def wrong(rank: int, world: int, folder: str) -> list[str]:
         told.append(str(raised.value))
         other.detach()
     return told
-
-
-def hosts() -> DeviceMesh:
-    return device_mesh((2, 2), ("hosts", "local"))
 
 
 def test_what_cannot_be_cut_is_refused(four: Ranks, tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import gradwire as gw
-from gradwire.contract.verbs import AllGather, Among
+from gradwire.contract.verbs import AllGather, AllReduce, Among
 from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.runtime.step.wire import Circle, Routes
 from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.compress.grid import Grid
+from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
@@ -143,11 +144,18 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
             assert re.search(pattern, text), text
 
 
-def test_a_gather_among_shards_without_any_is_refused() -> None:
+@each(
+    "verb, said",
+    [
+        (AllGather(torch.empty(2), torch.empty(1), Among.SHARDS), "given none: write shards="),
+        (AllReduce(torch.empty(2), Among.HOSTS), "among hosts, .* write mesh="),
+    ],
+)
+def test_verbs_among_ranks_that_there_are_none_of_are_refused(verb: Any, said: str) -> None:
     routes = Routes(["communication 0"])
     routes.circles[Among.RANKS] = Circle("", 0, 2, [object()])
-    with pytest.raises(InvalidSetting, match=r"message 7 .* attach was given none: write shards="):
-        routes.of([AllGather(torch.empty(2), torch.empty(1), Among.SHARDS)], 7, 0)
+    with pytest.raises(InvalidSetting, match=f"message 7 .* {said}"):
+        routes.of([verb], 7, 0)
 
 
 def until_a_rank_dies(rank: int, world: int) -> str:

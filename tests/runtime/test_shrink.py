@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -107,7 +107,7 @@ def shrinking(
         elif rank == victim and how.startswith("between steps"):
             die()
         elif how == "between steps, nobody looks":
-            time.sleep(8.0)  # until all have heard of it
+            time.sleep(4.0)  # until all have heard of it
         elif rank == victim:
             die_confirming(handle)
         elif rank == 0 and how == "confirming":
@@ -151,12 +151,9 @@ def test_survivors_repeat_the_step_in_which_a_rank_was_lost(doomed: Ranks) -> No
 
 def reports(ranks: Ranks, dead: set[int]) -> list[Report]:
     """The survivors' reports, once all have the same bits."""
-    outcomes = ranks.collect(60.0, without=sorted(dead))
-    found = [one for rank, one in enumerate(outcomes) if rank not in dead]
-    for one in found:
-        assert one.error is None, one.error
-    assert all(one.value.bits == found[0].value.bits for one in found)
-    return [one.value for one in found]
+    found: list[Report] = ranks.survivors(dead)
+    assert all(one.bits == found[0].bits for one in found)
+    return found
 
 
 Loss = tuple[tuple[int, ...], int, int]
@@ -181,24 +178,17 @@ CASES: dict[str, tuple[Exchange, dict[int, tuple[int, str]], list[Loss]]] = {
 """The exchange, the victims by step, and the losses that survivors see."""
 
 
-@pytest.fixture
-def runs() -> Iterator[dict[str, Ranks]]:
-    """The cases, all at once, as they wait for more than they compute."""
-    groups = {name: Ranks(WORLD) for name in CASES}
-    try:
-        for name, ranks in groups.items():
-            ranks.send(shrinking, *CASES[name][:2], 9)
-        yield groups
-    finally:
-        for ranks in groups.values():
-            ranks.close()
-
-
 @pytest.mark.slow
-def test_survivors_go_on_after_any_loss(runs: dict[str, Ranks], subtests: pytest.Subtests) -> None:
-    for name, (_, accidents, lost) in CASES.items():
+def test_survivors_go_on_after_any_loss(
+    ranks_of: Callable[[int], Ranks], subtests: pytest.Subtests
+) -> None:
+    """The cases go all at once, as they wait for more than they compute."""
+    groups = [ranks_of(WORLD) for _ in CASES]
+    for ranks, (exchange, accidents, _) in zip(groups, CASES.values(), strict=True):
+        ranks.send(shrinking, exchange, accidents, 9)
+    for ranks, (name, (_, accidents, lost)) in zip(groups, CASES.items(), strict=True):
         with subtests.test(name):
-            found = reports(runs[name], {victim for victim, _ in accidents.values()})
+            found = reports(ranks, {victim for victim, _ in accidents.values()})
             for report in found:
                 assert report.lost == lost
                 assert report.state_is_kept
@@ -223,8 +213,7 @@ def ends(rank: int, world: int) -> str:
 @pytest.mark.slow
 def test_the_loss_of_the_stores_host_ends_the_run(doomed: Ranks) -> None:
     doomed.send(ends)
-    found = doomed.collect(100.0, without=[0])
-    assert [one.value for one in found[1:]] == ["RankFailed (0,)"] * 3
+    assert doomed.survivors({0}) == ["RankFailed (0,)"] * 3
 
 
 def closes_alone(rank: int, world: int) -> float:

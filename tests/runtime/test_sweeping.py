@@ -14,7 +14,7 @@ from torch import nn
 import gradwire as gw
 from gradwire.runtime.step.wire import default_store
 from tests.runtime.meshes import device_mesh
-from tests.runtime.ranks import Ranks
+from tests.runtime.ranks import HURRIED, Ranks
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 FEW, MANY = 8, 20
@@ -62,7 +62,7 @@ def keys_in_use(rank: int, world: int) -> tuple[int, int, set[str]]:
     old = keys_now()
     dist.barrier()
     handle = attach_and_train(1, 1)
-    time.sleep(1)  # the pulse sweeps twice a second
+    time.sleep(2 * HURRIED["PERIOD_S"])  # by then the pulse has swept
     dist.barrier()
     few = len(settled_keys(MOST_KEYS, old))
     for _ in range(4):
@@ -89,7 +89,7 @@ def notes_of_shards(rank: int, world: int) -> tuple[set[str], set[str]]:
     net = nn.Linear(8, 8)
     handle = gw.attach(net, "none", group=grid["dp"], options=gw.Options(shards=grid["tp"]))
     dist.barrier()
-    time.sleep(1)  # the pulse sweeps twice a second
+    time.sleep(2 * HURRIED["PERIOD_S"])  # by then the pulse has swept
     name = f"/{'-'.join(map(str, dist.get_process_group_ranks(grid['tp'].get_group())))}/"
     notes = {key for key in keys_now() - old if name in key}
     dist.barrier()
@@ -98,7 +98,7 @@ def notes_of_shards(rank: int, world: int) -> tuple[set[str], set[str]]:
         handle.detach()
         del net, handle
         gc.collect()
-        time.sleep(1)
+        time.sleep(2 * HURRIED["PERIOD_S"])
     dist.barrier()
     gone = notes - keys_now()
     dist.barrier()

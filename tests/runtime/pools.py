@@ -1,8 +1,9 @@
-"""Pools of ranks, shared by all tests of the runtime."""
+"""Pools of ranks, shared by all tests; ``tests/conftest.py`` has these fixtures for all folders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -45,12 +46,25 @@ def pools(two: Ranks, four: Ranks) -> dict[int, Ranks]:
 
 
 @pytest.fixture
-def doomed() -> Iterator[Ranks]:
-    """Four ranks for one test that will not leave them whole."""
-    yield from _pool(4)
+def ranks_of() -> Iterator[Callable[[int], Ranks]]:
+    """Starts any number of ranks for one test that will not leave them whole."""
+    with ExitStack() as stack:
+
+        def start(world: int) -> Ranks:
+            ranks = Ranks(world)
+            stack.callback(ranks.close)
+            return ranks
+
+        yield start
 
 
 @pytest.fixture
-def doomed_two() -> Iterator[Ranks]:
+def doomed(ranks_of: Callable[[int], Ranks]) -> Ranks:
+    """Four ranks for one test that will not leave them whole."""
+    return ranks_of(4)
+
+
+@pytest.fixture
+def doomed_two(ranks_of: Callable[[int], Ranks]) -> Ranks:
     """Two ranks for one test that will not leave them whole."""
-    yield from _pool(2)
+    return ranks_of(2)
