@@ -59,7 +59,12 @@ class Dimensions(NamedTuple):
 
 
 class Collective(metaclass=KeywordSettings):
-    """Combines payloads among ranks. Concrete ones are frozen keyword-only dataclasses."""
+    """Combines payloads among ranks. Concrete ones are frozen keyword-only dataclasses.
+
+    >>> from gradwire.collective.ring import ring
+    >>> isinstance(ring(), Collective)
+    True
+    """
 
     needs: ClassVar[Needs]
     dimensions: ClassVar[Dimensions | None] = None
@@ -74,7 +79,16 @@ class Collective(metaclass=KeywordSettings):
     zeros. A collective that makes gradients dense, or counts in other units, cannot do so."""
 
     def init(self, codec: Compressor, spec: TensorSpec, world: int) -> State:
-        """State before the first step. Default: the codec's."""
+        """State before the first step.
+
+        Args:
+            codec: The compressor.
+            spec: The gradient's spec.
+            world: The number of ranks.
+
+        Returns:
+            The state. Default: the codec's.
+        """
         return codec.init(spec)
 
     @abstractmethod

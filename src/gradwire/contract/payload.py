@@ -24,7 +24,16 @@ def slot_bytes(size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One typed array inside a payload."""
+    """One typed array inside a payload.
+
+    Args:
+        name: Its name in the payload.
+        dtype: The dtype of its elements.
+        numel: The number of its elements.
+
+    >>> Field("values", torch.float16, 3).size_bytes
+    6
+    """
 
     name: str
     dtype: torch.dtype
@@ -76,7 +85,18 @@ class Format:
         return tuple((end, start) for end, start in pairs if end < start)
 
     def place(self, name: str) -> tuple[int, int, torch.dtype]:
-        """(first byte, byte behind the last, dtype) of one field."""
+        """The place of one field.
+
+        Args:
+            name: The field's name.
+
+        Returns:
+            Its first byte, the byte behind its last, and its dtype.
+
+        >>> fields = Field("bits", torch.uint8, 3), Field("scales", torch.float32, 2)
+        >>> Format(fields).place("scales")
+        (4, 12, torch.float32)
+        """
         return self._places[name]
 
     def __iter__(self) -> Iterator[Field]:
@@ -84,9 +104,18 @@ class Format:
 
 
 class Payload:
-    """Encoded gradient: ``format`` plus ``buffer`` (uint8, contiguous), or size only.
+    """Encoded gradient. ``payload["indices"]`` is a typed view, never a copy.
 
-    ``payload["indices"]`` is a typed view, never a copy.
+    Args:
+        format: The layout.
+        buffer: The bytes, uint8 and contiguous. None (the default): a size without content.
+
+    Raises:
+        InvalidSetting: The buffer has another dtype or size.
+
+    >>> payload = Payload.empty(Format((Field("values", torch.float32, 2),)))
+    >>> payload["values"], payload.size_bytes
+    (tensor([0., 0.]), 8)
     """
 
     __slots__ = ("buffer", "format")
@@ -110,9 +139,15 @@ class Payload:
     def empty(
         cls, format: Format, buffer: Tensor | None = None, device: torch.device | None = None
     ) -> Payload:
-        """A payload to be filled: in ``buffer`` if given, else in a new, zeroed one.
+        """A payload to be filled.
 
-        Bytes between fields are zeros either way: equal gradients have equal payloads.
+        Args:
+            format: The layout.
+            buffer: The bytes to fill. Default: a new buffer of zeros.
+            device: The device of a new buffer. Default: torch's.
+
+        Returns:
+            The payload. Bytes between fields are zeros: equal gradients have equal payloads.
         """
         if buffer is None:
             return cls(format, torch.zeros(format.size_bytes, dtype=torch.uint8, device=device))

@@ -61,7 +61,18 @@ class TensorSpec:
         return self.shapes or ((self.numel,),)
 
     def chunk(self, start: int, stop: int) -> TensorSpec:
-        """The spec of elements ``start`` to ``stop``: a vector."""
+        """The spec of a range of elements: a vector.
+
+        Args:
+            start: The first element.
+            stop: The element behind the last.
+
+        Returns:
+            The spec.
+
+        >>> TensorSpec("bias", 10).chunk(2, 6).name
+        'bias[2:6]'
+        """
         name = f"{self.name}[{start}:{stop}]"
         return TensorSpec(name, stop - start, self.dtype, device=self.device)
 

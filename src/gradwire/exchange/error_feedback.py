@@ -226,8 +226,13 @@ def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
 def residuals(state: State) -> dict[str, Tensor]:
     """All residual tensors in an exchange's state, by name.
 
-    A residual is a NamedTuple field whose name begins with ``residual``; the name given is its
-    path.
+    A residual is a NamedTuple field whose name begins with ``residual``.
+
+    Args:
+        state: The state of an exchange, nested as it may be.
+
+    Returns:
+        The tensors by their path in the state.
 
     >>> sorted(residuals(FeedbackState(torch.zeros(2), None)))
     ['residual']

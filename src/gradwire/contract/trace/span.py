@@ -61,10 +61,18 @@ LANES = ("forward", "backward", "compute", "offload", "communication", "wait")
 class Span:
     """One stretch of work of one rank.
 
-    ``lane`` is the lane it ran on (see ``LANES``), and ``name`` names the work. Times are seconds
-    on a clock whose zero all spans of one trace share. ``size_bytes`` counts the bytes it sent (0
-    for computation); ``step`` counts iterations, ``message`` is the message it belongs to (-1:
-    none).
+    Args:
+        rank: The rank.
+        lane: The lane it ran on; see ``LANES``.
+        name: The work.
+        start_s: Its start in seconds, on a clock whose zero all spans of one trace share.
+        end_s: Its end in seconds.
+        size_bytes: Bytes that it sent; 0 (the default) for a computation.
+        step: The iteration, from 0; -1 (the default): none.
+        message: The message that it belongs to; -1 (the default): none.
+
+    >>> Span(0, "compute", "encode", 0.5, 0.75).duration_s
+    0.25
     """
 
     rank: int
@@ -85,6 +93,10 @@ class Span:
 class Trace:
     """Spans of one or more ranks, ordered by start; and densities of steps that selected elements.
 
+    Args:
+        spans: The spans, in order; ``Trace.of`` sorts them.
+        densities: The densities, in order.
+
     >>> encode = Span(0, "compute", "encode", 0.5, 0.75)
     >>> trace = Trace.of([encode, Span(0, "backward", "backward", 0.0, 0.5)])
     >>> trace.iteration_s, [span.lane for span in trace.spans]
@@ -96,6 +108,7 @@ class Trace:
 
     @classmethod
     def of(cls, spans: Iterable[Span], densities: Iterable[StepDensity] = ()) -> Trace:
+        """A trace of spans and densities in any order."""
         return cls(
             tuple(sorted(spans, key=lambda s: (s.start_s, s.rank, s.end_s))),
             tuple(sorted(densities, key=lambda d: (d.step, d.rank))),
@@ -128,7 +141,15 @@ class Trace:
         return sorted({s.step for s in self.spans if s.step >= 0})
 
     def only(self, keep: Callable[[Span], bool] | None = None, *, step: int | None = None) -> Trace:
-        """The spans of one step, or those for which ``keep`` is true; densities by step alone."""
+        """A part of the trace.
+
+        Args:
+            keep: A function of a span; True keeps it. Default: all spans.
+            step: The step whose spans and densities are kept. Default: all steps.
+
+        Returns:
+            The part, as a trace.
+        """
         return Trace(
             tuple(
                 s
@@ -139,7 +160,15 @@ class Trace:
         )
 
     def busy_s(self, lane: str, rank: int | None = None) -> float:
-        """Seconds in which at least one span of ``lane`` was open (overlaps counted once)."""
+        """Seconds in which at least one span of a lane was open; overlaps count once.
+
+        Args:
+            lane: The lane; see ``LANES``.
+            rank: The rank. Default: all ranks.
+
+        Returns:
+            The seconds.
+        """
         total, reached = 0.0, float("-inf")
         for span in self.spans:
             if span.lane != lane or (rank is not None and span.rank != rank):
@@ -149,12 +178,23 @@ class Trace:
         return total
 
     def to_json(self) -> str:
+        """The text that ``from_json`` reads."""
         spans, densities = ([asdict(row) for row in rows] for rows in (self.spans, self.densities))
         return json.dumps({"schema": SCHEMA, "spans": spans, "densities": densities})
 
     @classmethod
     def from_json(cls, text: str) -> Trace:
-        """Reads what ``to_json`` wrote; raises ``InvalidSetting`` for anything else."""
+        """Reads the text that ``to_json`` wrote.
+
+        Args:
+            text: The text.
+
+        Returns:
+            The trace.
+
+        Raises:
+            InvalidSetting: It is another text.
+        """
         try:
             return cls._read(json.loads(text))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -176,8 +216,10 @@ class Trace:
         return cls.of((Span(**s) for s in data["spans"]), (StepDensity(**d) for d in densities))
 
     def save(self, path: Path | str) -> None:
+        """Writes a file that ``load`` reads."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
+        """Reads a file that ``save`` wrote; raises ``InvalidSetting`` for another one."""
         return cls.from_json(Path(path).read_text(encoding="utf-8"))

@@ -16,7 +16,10 @@ _SUFFIX = ".json"
 
 
 def names() -> tuple[str, ...]:
-    """Names of all profiles, sorted.
+    """Names of all profiles.
+
+    Returns:
+        The names, sorted.
 
     >>> "vgg16" in names()
     True
@@ -26,7 +29,16 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Profile:
-    """The profile of that name; raises ``UnknownName`` (which lists the names there are).
+    """The profile of that name.
+
+    Args:
+        name: One of ``names()``.
+
+    Returns:
+        The profile.
+
+    Raises:
+        UnknownName: There is no such profile. The message lists all names.
 
     >>> load("vgg16").layers[0].name
     'features.0'

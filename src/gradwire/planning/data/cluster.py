@@ -47,8 +47,13 @@ PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 class CodecFit(Frozen):
     """Seconds of a compressor's three primitives, as lines over the number of elements.
 
-    Of an exchange of its own each line is that of one computation of this name, on average. Encode
-    includes error feedback where the compressor's traits ask for it.
+    Of an exchange of its own each line is that of one computation of this name, on average.
+
+    Args:
+        encode: The line of an encode, error feedback with it where the compressor's traits ask for
+            that.
+        decode: The line of a decode.
+        merge: The line of a merge.
     """
 
     encode: LineFit
@@ -57,19 +62,24 @@ class CodecFit(Frozen):
 
 
 class Host(Frozen):
-    """The ranks of a host, and the links among them."""
+    """The ranks of a host, and the links among them.
+
+    Args:
+        num_ranks: The number of ranks of each host, 2 or more.
+        rate_bytes_per_s: Bytes a second that a rank can send to other ranks of its host, and
+            receive from them.
+        hop_s: Seconds of latency of a message within the host, by default 0.
+        line: Measured seconds of a message within the hosts, over its bytes; see ``within_line``.
+            Default: by formula.
+        shares: Measured lines of verbs for shares, over a share's bytes, by verb. All ranks of a
+            host call these verbs at once, each for its own share. Default: by formula.
+    """
 
     num_ranks: Annotated[int, Field(ge=2, le=MOST_RANKS)]
     rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
-    """Bytes a second that a rank can send to other ranks of its host, and receive from them."""
     hop_s: NonNegative = 0.0
     line: LineFit | None = None
-    """Measured seconds of a message within the hosts, over its bytes; see ``within_line``."""
     shares: dict[VerbName, LineFit] = Field(default_factory=dict)
-    """Measured lines of verbs for shares, over a share's bytes, by verb.
-
-    All ranks of a host call these verbs at once, each for its own share.
-    """
 
 
 class Cluster(Stored):
@@ -78,9 +88,33 @@ class Cluster(Stored):
     With ``host`` several ranks share a host's link, and exchange messages as ``attach(mesh=)``
     does. A message then has three parts: sums within the host, of a share for each rank; an
     exchange of shares among hosts; a gather within the host. ``within_line`` has the seconds of the
-    first and the last part, ``shares`` those of verbs for shares.
-    ``collectives``, ``codecs`` and ``host`` have measured times. A formula gives the time of a verb
-    that was not measured. Raises pydantic's ``ValueError`` for figures that no cluster can have.
+    first and the last part, ``shares`` those of verbs for shares. A formula gives the time of a
+    verb that was not measured.
+
+    Args:
+        num_ranks: The number of ranks.
+        rate_bytes_per_s: Bytes a second of a host's link, each way.
+        hop_s: Seconds of latency of a message between neighbours, by default 65 us.
+        host: The hosts' ranks. Default: each rank is a host of its own.
+        collectives: Measured lines over bytes, by verb; see ``VERBS`` for the meaning of a size.
+            Default: by formula.
+        codecs: Measured lines over elements, by compressor. Default: compressors cost nothing.
+        inline: Measured lines over elements of an encode within the backward pass, by compressor.
+            Without a line here the line of ``codecs`` counts. The lines differ for gradients on a
+            device, which encodes faster than the host, and computes nothing else in this time.
+        host_share: The share of a collective's latency in which the host works for this collective
+            alone, 0 (the default) to 1. The other parts of several collectives' latencies pass at
+            the same time. Where hosts have several ranks it is the share of both levels' latencies.
+        beside: The speed of the model's computation while the rank encodes, decodes or merges. 1
+            (the default): there are cores for both. 0: the model waits.
+        cores: Each rank's share of its machine's cores. None (the default): more cores than
+            computing threads, or unknown.
+        processors: Measured seconds of a core that a verb costs each rank, over the bytes that it
+            sends. Default: not measured.
+        source: How the figures were got, by default "stated".
+
+    Raises:
+        ValueError: pydantic's, for figures that no cluster can have.
 
     >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
     >>> f"{cluster.alpha_s * 1e6:.0f} us + {cluster.beta_s_per_byte * 1e9:.1f} ns a byte"
@@ -93,31 +127,14 @@ class Cluster(Stored):
     rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
     hop_s: NonNegative = HOP_S
     host: Host | None = None
-    """The hosts' ranks; None where each rank is a host of its own."""
     collectives: dict[VerbName, LineFit] = Field(default_factory=dict)
-    """Measured lines over bytes, by verb; see ``VERBS`` for what a size means."""
     codecs: dict[str, CodecFit] = Field(default_factory=dict)
-    """Measured lines over elements, by compressor."""
     inline: dict[str, LineFit] = Field(default_factory=dict)
-    """Measured lines over elements of an encode within the backward pass, by compressor.
-
-    Without a line here the line of ``codecs`` counts. The lines differ for gradients on a device.
-    The device encodes faster than the host, and computes nothing else in this time.
-    """
     host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The share of a collective's latency in which the host works for this collective alone. The
-    other parts of several collectives' latencies pass at the same time. Where hosts have several
-    ranks it is the share of both levels' latencies."""
     beside: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """The speed of the model's computation while the rank encodes, decodes or merges. 1: there are
-    cores for both. 0: the model waits."""
     cores: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Each rank's share of its machine's cores. None: more cores than computing threads, or
-    unknown."""
     processors: LineFit | None = None
-    """Measured seconds of a core that a verb costs each rank, over the bytes that it sends."""
     source: Annotated[str, Field(min_length=1)] = "stated"
-    """How the figures were got."""
 
     def __hash__(self) -> int:  # its lines are dicts, which have none
         return hash((self.num_ranks, self.rate_bytes_per_s, self.hop_s))
@@ -166,7 +183,18 @@ class Cluster(Stored):
         return self.model_copy(update=update)
 
     def share(self, numel: int) -> int:
-        """The elements of a message that each rank of a host exchanges with other hosts."""
+        """The elements of a message that each rank of a host exchanges with other hosts.
+
+        Args:
+            numel: The elements of the message.
+
+        Returns:
+            An L-th of them for L ranks a host, rounded up.
+
+        >>> host = Host(num_ranks=4, rate_bytes_per_s=1e9)
+        >>> Cluster(num_ranks=8, rate_bytes_per_s=1e6, host=host).share(10)
+        3
+        """
         return -(-numel // self.ranks_per_host)
 
     @property
@@ -231,9 +259,18 @@ class Cluster(Stored):
         return self.line("all_reduce").per_unit_s
 
     def collective_s(self, verb: str, size_bytes: float) -> float:
-        """Seconds of one verb of ``VERBS`` by itself; nothing to send costs nothing.
+        """Seconds of one verb by itself: as it was measured, else by formula.
 
-        As it was measured, where it was: see ``LineFit.measured_s``.
+        Args:
+            verb: One of ``VERBS``.
+            size_bytes: Bytes of the verb's buffer; 0 bytes take 0 seconds.
+
+        Returns:
+            The seconds.
+
+        Raises:
+            UnknownName: There is no such verb.
+            InvalidSetting: Hosts have several ranks, and the verb is no all-reduce.
 
         >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6, hop_s=0.1).collective_s("send", 500_000)
         0.6
@@ -241,13 +278,31 @@ class Cluster(Stored):
         return self.line(verb).measured_s(size_bytes)
 
     def all_reduce_s(self, size_bytes: float) -> float:
-        """Seconds of an all-reduce of a buffer of ``size_bytes``; nothing costs nothing."""
+        """Seconds of an all-reduce.
+
+        Args:
+            size_bytes: Bytes of the buffer; 0 bytes take 0 seconds.
+
+        Returns:
+            The seconds.
+
+        >>> Cluster(num_ranks=2, rate_bytes_per_s=1e6, hop_s=0.0).all_reduce_s(1e6)
+        1.0
+        """
         return self.collective_s("all_reduce", size_bytes)
 
     def inline_line(self, compressor: str) -> LineFit | None:
-        """The line of an encode that holds up the backward pass; None where it is not measured.
+        """The line of an encode that holds up the backward pass.
 
-        It is nothing where hosts have several ranks: their sum, which is encoded, comes after it.
+        Args:
+            compressor: The compressor's name.
+
+        Returns:
+            The line; None where it is not measured. It is 0 where hosts have several ranks: their
+            sum, which is encoded, comes after the backward pass.
+
+        >>> Cluster(num_ranks=2, rate_bytes_per_s=1e6).inline_line("topk") is None
+        True
         """
         if self.ranks_per_host > 1:
             return LineFit(alpha_s=0.0, per_unit_s=0.0)
@@ -257,7 +312,17 @@ class Cluster(Stored):
         return None if codec is None else codec.encode
 
     def wire_bytes(self, size_bytes: int) -> int:
-        """Bytes that each rank sends in an all-reduce of a buffer of ``size_bytes``."""
+        """Bytes that each rank sends in an all-reduce.
+
+        Args:
+            size_bytes: Bytes of the buffer.
+
+        Returns:
+            The bytes, within the host and among hosts.
+
+        >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6).wire_bytes(1000)
+        1500
+        """
         count = self.ranks_per_host
         share_bytes = -(-size_bytes // count)
         among_hosts = bytes_sent("all_reduce", share_bytes, self.num_ranks // count)
@@ -270,8 +335,21 @@ class Cluster(Stored):
 
         If an all-reduce was measured, two figures of it are kept: the hop, alpha / 2(N-1), and the
         share of the rate that is not headers. Measured lines of verbs are dropped, since they hold
-        for their own size and rate. Lines of codecs stay. Raises ``InvalidSetting`` for figures
-        that no cluster can have.
+        for their own size and rate. Lines of codecs stay.
+
+        Args:
+            num_ranks: The new number of ranks. Default: as now.
+            rate_bytes_per_s: The new rate of a host's link. Default: as now.
+
+        Returns:
+            The other cluster.
+
+        Raises:
+            InvalidSetting: Nothing was given, no cluster can have these figures, or ``tells_rate``
+                is False.
+
+        >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6).scaled(num_ranks=8).num_ranks
+        8
         """
         if num_ranks is None and rate_bytes_per_s is None:
             raise invalid("scaled()", "nothing", "given a figure", "pass a rate or num_ranks")
@@ -306,7 +384,11 @@ class Cluster(Stored):
     def busy_s(self, sent_bytes: float) -> float:
         """Seconds in which all cores that a rank has carry a verb and compute nothing.
 
-        0 where cores are not short, or what verbs cost them was not measured.
+        Args:
+            sent_bytes: Bytes that the rank sends.
+
+        Returns:
+            The seconds; 0 without ``cores`` or ``processors``.
 
         >>> line = LineFit(alpha_s=1e-3, per_unit_s=1e-9)
         >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e8, cores=0.5, processors=line)
@@ -318,7 +400,13 @@ class Cluster(Stored):
         return self.processors.seconds(sent_bytes) / self.cores
 
     def slower(self, factor: float) -> Cluster:
-        """The same cluster, where all that hosts send each other takes ``factor`` times as long.
+        """The same cluster with slower links between hosts.
+
+        Args:
+            factor: All that hosts send each other takes so many times as long.
+
+        Returns:
+            The other cluster.
 
         >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e6)
         >>> round(cluster.slower(2.0).all_reduce_s(1e6) / cluster.all_reduce_s(1e6), 6)
@@ -355,8 +443,20 @@ class Cluster(Stored):
     def parts_s(self, verb: str, size_bytes: float) -> tuple[float, float]:
         """Seconds of latency, and of a whole link, that ``collective_s`` is made of.
 
-        What passes within a host takes nothing of its link, and counts as latency. Raises
-        ``InvalidSetting`` for another verb than an all-reduce where hosts have several ranks.
+        What passes within a host takes nothing of its link, and counts as latency.
+
+        Args:
+            verb: One of ``VERBS``.
+            size_bytes: Bytes of the verb's buffer.
+
+        Returns:
+            Both parts.
+
+        Raises:
+            InvalidSetting: Hosts have several ranks, and the verb is no all-reduce.
+
+        >>> Cluster(num_ranks=2, rate_bytes_per_s=1e6, hop_s=0.25).parts_s("send", 1e6)
+        (0.25, 1.0)
         """
         if self.ranks_per_host > 1:
             self._check_of_messages(verb)
@@ -374,7 +474,21 @@ class Cluster(Stored):
             raise invalid("verb", verb, accepted, remedy)
 
     def line(self, verb: str) -> LineFit:
-        """The cost of a verb by its size in bytes: as it was measured, else by formula."""
+        """The cost of a verb by its size in bytes: as it was measured, else by formula.
+
+        Args:
+            verb: One of ``VERBS``.
+
+        Returns:
+            The line; 0 for one rank.
+
+        Raises:
+            UnknownName: There is no such verb.
+            InvalidSetting: Hosts have several ranks, and the verb is no all-reduce.
+
+        >>> Cluster(num_ranks=2, rate_bytes_per_s=1e6, hop_s=0.25).line("send").alpha_s
+        0.25
+        """
         if self.num_ranks == 1 and verb in VERBS:
             return LineFit(alpha_s=0.0, per_unit_s=0.0)
         if self.ranks_per_host > 1:

@@ -97,21 +97,29 @@ class Plan(Stored):
     So message i travels on channel i mod ``credit``, and a channel carries one message at a time.
     A message's channel is the same on every rank, also if another channel is free earlier.
 
-    With ``overlap_forward`` the next forward pass of a layer waits for the layers before it, and
-    for the layer's own messages. Otherwise the next forward pass waits for all messages.
-
     ``gradwire.planning.check.check`` checks that a plan suits a model.
+
+    Args:
+        planner: The name of the planner that made it.
+        model: ``Profile.model`` of the profile that was planned for.
+        messages: The messages, in issue order.
+        settings: The settings that the planner was called with; a record, which nothing acts upon.
+        credit: The number of channels, and so the most messages on the wire at once. Default: 1.
+        overlap_forward: True: the next forward pass of a layer waits for the layers before it, and
+            for the layer's own messages. False (the default): it waits for all messages.
+        exchanges: The exchanges by the names that messages give. ``"dense"`` needs no entry.
+
+    >>> message = PlannedMessage(chunks=(Chunk(tensor="fc.weight", start=0, stop=1000),))
+    >>> Plan(planner="mine", model="small", messages=(message,)).credit
+    1
     """
 
     WRITTEN_BY: ClassVar[str] = "gradwire plan"
 
     planner: Annotated[str, Field(min_length=1)]
     model: Annotated[str, Field(min_length=1)]
-    """``Profile.model`` of the profile that was planned for."""
     settings: dict[str, Setting] = Field(default_factory=dict)
-    """The settings that the planner was called with; a record, which nothing acts upon."""
     messages: tuple[PlannedMessage, ...]
     credit: Annotated[int, Field(le=MOST_CREDIT)] = 1
-    """The number of channels, and so the most messages that are on the wire at once."""
     overlap_forward: bool = False
     exchanges: dict[str, ExchangeSetting] = Field(default_factory=dict)

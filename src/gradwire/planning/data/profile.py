@@ -81,21 +81,34 @@ class Measurement(Frozen):
 class Profile(Stored):
     """A model's layers in forward order, and where the figures come from.
 
-    Raises ``InvalidSetting`` when read from a file that is empty or has another schema. It also
-    raises if the file has a negative, NaN or doubled entry. The message names the entry.
+    Args:
+        model: The model's name.
+        source: How the times were got: device and date of a measurement, or the stated throughput
+            model.
+        batch_size: The samples of a step on each rank.
+        layers: The layers, in forward order.
+        measurement: The measurement of the times. None (the default): they are a throughput
+            model's.
+        sparsity: The sparsity of the gradients. None (the default): it was not measured.
+
+    Raises:
+        InvalidSetting: ``load`` and ``parse`` raise it for a file that is empty or has another
+            schema, or a negative, NaN or doubled entry. The message names the entry.
+
+    >>> weight = ProfiledTensor(name="fc.weight", shape=(20, 50))
+    >>> layer = Layer(name="fc", tensors=(weight,), forward_s=0.001, backward_s=0.002)
+    >>> Profile(model="small", source="stated", batch_size=8, layers=(layer,)).size_bytes
+    4000
     """
 
     WRITTEN_BY: ClassVar[str] = "gradwire profile"
 
     model: Annotated[str, Field(min_length=1)]
     source: Annotated[str, Field(min_length=1)]
-    """How the times were got: device and date of a measurement, or the stated throughput model."""
     batch_size: Annotated[Whole, Field(ge=1)]
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
     measurement: Measurement | None = None
-    """The measurement of the times; None where they are a throughput model's."""
     sparsity: SparsityProfile | None = None
-    """The sparsity of the gradients; None where it was not measured."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -126,11 +139,22 @@ class Profile(Stored):
         return self
 
     def with_sparsity(self, sparsity: SparsityProfile) -> Self:
-        """The same with another sparsity; raises ``ValueError`` if it is of other tensors."""
+        """The same with another sparsity.
+
+        Args:
+            sparsity: That of this model's tensors.
+
+        Raises:
+            ValueError: It is of other tensors.
+        """
         return type(self).model_validate({**dict(self), "sparsity": sparsity})
 
     def slower(self, factor: float) -> Self:
-        """The same model on what computes it in ``factor`` times as long."""
+        """The same model on a device that computes it more slowly.
+
+        Args:
+            factor: Each layer takes so many times as long.
+        """
         layers = tuple(
             layer.model_copy(
                 update={

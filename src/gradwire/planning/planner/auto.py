@@ -53,7 +53,26 @@ PLAIN = 3
 def auto(
     profile: Profile, cluster: Cluster, *, fidelity: str = "safe", overlap_forward: bool = True
 ) -> Plan:
-    """The plan that an iteration takes least time with, under this fidelity."""
+    """The plan that an iteration takes least time with, under this fidelity.
+
+    Args:
+        profile: The model's layers.
+        cluster: Ranks, links, and the measured costs of compressors.
+        fidelity: "exact", "half", "safe" (the default) or "any": how much a compressor may lose.
+        overlap_forward: Whether plans may overlap the next forward pass, by default True.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidSetting: A value is not accepted.
+
+    >>> from gradwire import catalogue
+    >>> profile = catalogue.load("vgg16")
+    >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+    >>> auto(profile, cluster, fidelity="exact").exchanges
+    {}
+    """
     chosen = survey(profile, cluster, fidelity, overlap_forward).chosen.plan
     settings = {"fidelity": fidelity, "overlap_forward": overlap_forward}
     return chosen.model_copy(update={"planner": "auto", "settings": settings})

@@ -29,7 +29,26 @@ def ddp(
     first_bucket_bytes: int = 2**20,
     bucket_bytes: int = 25 * 2**20,
 ) -> Plan:
-    """The plan of DistributedDataParallel, which no cluster changes."""
+    """The plan of DistributedDataParallel.
+
+    Args:
+        profile: The model's layers.
+        cluster: Ranks and links, which change nothing here.
+        first_bucket_bytes: Bytes at which the first bucket is closed, by default 1 MiB.
+        bucket_bytes: Bytes at which a later bucket is closed, by default 25 MiB.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidSetting: A size is not a positive whole number.
+
+    >>> from gradwire import catalogue
+    >>> profile = catalogue.load("vgg16")
+    >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+    >>> [len(message.chunks) for message in ddp(profile, cluster).messages][:2]
+    [2, 2]
+    """
     check_bytes("first_bucket_bytes", first_bucket_bytes)
     check_bytes("bucket_bytes", bucket_bytes)
     closed: list[list[Chunk]] = []

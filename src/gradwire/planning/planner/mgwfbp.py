@@ -22,7 +22,21 @@ from ..simulation.closed_form import Lane, backward_ends
 
 
 def mgwfbp(profile: Profile, cluster: Cluster) -> Plan:
-    """The plan of MG-WFBP for the cluster's alpha and beta."""
+    """The plan of MG-WFBP for the cluster's alpha and beta.
+
+    Args:
+        profile: The model's layers.
+        cluster: Ranks and links.
+
+    Returns:
+        The plan.
+
+    >>> from gradwire import catalogue
+    >>> profile = catalogue.load("vgg16")
+    >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+    >>> len(mgwfbp(profile, cluster).messages) <= 16
+    True
+    """
     ready_s = backward_ends(profile)
     groups: list[list[Bucket]] = []
     merging: list[Bucket] = []

@@ -67,7 +67,29 @@ def secopa(
 ) -> Plan:
     """The plan of HiPress's selective compression and partitioning for this profile and cluster.
 
-    Raises ``InvalidSetting`` for a compressor that the cluster has not measured.
+    Args:
+        profile: The model's layers.
+        cluster: Ranks, links, and the measured costs of ``compressor``.
+        compressor: The compressor's name, by default "onebit".
+        density: The kept fraction k/n of a sparsifier. Default: the compressor's own.
+        collective: "casync_ps" (the default), "casync_ring", or "allreduce" for a compressor of low
+            rank.
+        bulk_bytes: Bytes at which a message of small gradients is closed, by default 4 MiB.
+        credit: The number of messages on their way at once, by default 4.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidSetting: The cluster has not measured the compressor, or a value is out of range.
+
+    >>> from gradwire import catalogue
+    >>> from gradwire.planning.data.cluster import CodecFit, LineFit
+    >>> line = LineFit(alpha_s=1e-5, per_unit_s=1e-10)
+    >>> codecs = {"onebit": CodecFit(encode=line, decode=line, merge=line)}
+    >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e8, codecs=codecs)
+    >>> {one.compressor for one in secopa(catalogue.load("vgg16"), cluster).exchanges.values()}
+    {'onebit'}
     """
     check_bytes("bulk_bytes", bulk_bytes)
     check_credit(credit)

@@ -72,7 +72,31 @@ def ssfusion(
     sparsifier: str = "dgc",
     bound: str = "compensated",
 ) -> Plan:
-    """The plan of SSFusion for this profile and cluster."""
+    """The plan of SSFusion for this profile and cluster.
+
+    Args:
+        profile: The model's layers.
+        cluster: Ranks, links, and the measured costs of ``sparsifier``.
+        variant: "naive", "o" (offloading), "i" (interleaving) or "oi" (both, the default).
+        density: The kept fraction k/n of a group, by default 0.01.
+        floor: The least density of what stays sparse in a group, by default 0.001.
+        sparsifier: The compressor's name, by default "dgc".
+        bound: "compensated" (the default), or "none" for equation 2 as printed.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidSetting: The cluster has not measured the sparsifier, or a value is out of range.
+
+    >>> from gradwire import catalogue
+    >>> from gradwire.planning.data.cluster import CodecFit
+    >>> line = LineFit(alpha_s=1e-5, per_unit_s=1e-10)
+    >>> codecs = {"dgc": CodecFit(encode=line, decode=line, merge=line)}
+    >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e8, codecs=codecs)
+    >>> {one.compressor for one in ssfusion(catalogue.load("vgg16"), cluster).exchanges.values()}
+    {'selective'}
+    """
     _check("variant", variant, VARIANTS)
     _check("bound", bound, BOUNDS)
     check_share("floor", floor)

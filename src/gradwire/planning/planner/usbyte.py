@@ -45,7 +45,26 @@ def usbyte(
     basic_partition_bytes: int = 2**20,
     trials: int = 64,
 ) -> Plan:
-    """The plan of US-Byte for this profile and cluster; the same on every call."""
+    """The plan of US-Byte for this profile and cluster; the same on every call.
+
+    Args:
+        profile: The model's layers.
+        cluster: Ranks and links.
+        basic_partition_bytes: The paper's S_p in bytes, by default 1 MiB.
+        trials: The most orders that the hill climb tries, by default 64.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidSetting: A value is out of range.
+
+    >>> from gradwire import catalogue
+    >>> profile = catalogue.load("vgg16")
+    >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+    >>> usbyte(profile, cluster, trials=0).overlap_forward
+    True
+    """
     check_bytes("basic_partition_bytes", basic_partition_bytes)
     check_whole("trials", trials, "0 is algorithm 2 alone", least=0, most=MOST_TRIALS)
     cut = buckets(profile)

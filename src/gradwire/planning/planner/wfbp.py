@@ -16,7 +16,21 @@ from ..data.profile import Profile
 
 
 def wfbp(profile: Profile, cluster: Cluster) -> Plan:
-    """The plan of wait-free backward propagation, which no cluster changes."""
+    """The plan of wait-free backward propagation.
+
+    Args:
+        profile: The model's layers.
+        cluster: Ranks and links, which change nothing here.
+
+    Returns:
+        The plan.
+
+    >>> from gradwire import catalogue
+    >>> profile = catalogue.load("vgg16")
+    >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+    >>> len(wfbp(profile, cluster).messages)
+    16
+    """
     return Plan(
         planner="wfbp",
         model=profile.model,

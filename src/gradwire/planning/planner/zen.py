@@ -26,7 +26,21 @@ NOT_WHILE_TRAINING = "attach measures no sparsity: write gw.plan('zen', profile,
 
 
 def zen(profile: Profile, cluster: Cluster) -> Plan:
-    """The plan of the fastest scheme for each tensor, by the profile's sparsity."""
+    """The plan of the fastest scheme for each tensor, by the profile's sparsity.
+
+    Args:
+        profile: The model's layers. Its ``sparsity`` tells which gradients are sparse.
+        cluster: Ranks, links and measured costs.
+
+    Returns:
+        The plan.
+
+    >>> from gradwire import catalogue
+    >>> profile = catalogue.load("vgg16")
+    >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
+    >>> zen(profile, cluster).exchanges  # no gradient is sparse
+    {}
+    """
     sparse = SparsePart.of(profile, cluster)
     return sparse.beside(mgwfbp(sparse.rest, cluster)).model_copy(update={"planner": "zen"})
 

@@ -62,8 +62,30 @@ def localsgd(
 ) -> Started:
     """LocalSGD: SGD on each rank, and parameters that are averaged every ``every`` steps.
 
-    ``optimizer`` replaces SGD with momentum 0.9 at ``lr``. The exchange is exact unless one is
-    given. Stich analyses plain SGD, and periods from 1 to 64.
+    Source: Stich, ICLR 2019. The paper analyses plain SGD, and periods from 1 to 64 steps.
+
+    Args:
+        model: The model, on its device. Other ranks get the parameters of rank 0.
+        optimizer: Default: SGD with momentum 0.9.
+        lr: The learning rate of SGD, by default 0.1.
+        every: Local steps from one average to the next, by default 8.
+        exchange: A compressor, an exchange or a name. Default: exact, in float32.
+        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and ``group``.
+
+    Returns:
+        The optimizer that the loop steps, and the handle.
+
+    Raises:
+        InvalidSetting, RanksDiffer, RankFailed: As ``gw.local_steps``.
+
+    >>> model = nn.Linear(2, 1)
+    >>> optimizer, handle = localsgd(model, every=4)
+    >>> for step in range(8):
+    ...     model(torch.ones(1, 2)).sum().backward()
+    ...     optimizer.step()
+    >>> handle.stats()["exchanges"]
+    2
+    >>> handle.detach()
     """
     inner = optimizer or SGD(model.parameters(), lr, momentum=0.9)
     settings = {"outer": partial(SGD, lr=1.0), **settings}
@@ -81,9 +103,27 @@ def diloco(
 ) -> Started:
     """DiLoCo: AdamW on each rank, and Nesterov momentum over what ranks learnt in ``every`` steps.
 
-    The settings are the paper's: AdamW with learning rate 4e-4 and weight decay 0.1, and a period
-    of 500 steps. The outer learning rate is 0.7 and the momentum 0.9. Pseudo-gradients are sent in
-    float32. ``optimizer`` replaces AdamW. Small models need shorter periods, such as 20 steps.
+    Source: Douillard et al. 2023, arXiv 2311.08105, whose settings are the defaults. The outer
+    learning rate is 0.7 and the momentum 0.9. Small models need shorter periods, such as 20 steps.
+
+    Args:
+        model: The model, on its device. Other ranks get the parameters of rank 0.
+        optimizer: Default: AdamW with weight decay 0.1.
+        lr: The learning rate of AdamW, by default 4e-4.
+        every: Local steps from one exchange to the next, by default 500.
+        exchange: A compressor, an exchange or a name. Default: exact, in float32.
+        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and ``group``.
+
+    Returns:
+        The optimizer that the loop steps, and the handle.
+
+    Raises:
+        InvalidSetting, RanksDiffer, RankFailed: As ``gw.local_steps``.
+
+    >>> optimizer, handle = diloco(nn.Linear(2, 1), every=20)
+    >>> type(optimizer).__name__, handle.outer.param_groups[0]["lr"]
+    ('AdamW', 0.7)
+    >>> handle.detach()
     """
     inner = optimizer or _adamw(model, lr)
     settings = {"outer": DILOCO, **settings}
@@ -101,10 +141,30 @@ def streaming_diloco(
 ) -> Started:
     """Streaming DiLoCo: as ``diloco``, but fragments take turns and travel while ranks train on.
 
-    The settings are the paper's: a period of 30 steps, outer learning rate 0.4, momentum 0.9,
-    mixing 0.5, 4 bits an element. Means take effect 5 steps late. The paper's 4 bits are floats
-    with 3 bits of exponent; here they are ``uniform``'s levels with error feedback. A fragment is
-    three blocks of a transformer in the paper, and a third of the parameters here (``fragments=``).
+    Source: Douillard et al. 2025, arXiv 2501.18512, whose settings are the defaults: outer learning
+    rate 0.4, momentum 0.9, mixing 0.5. Means take effect 5 steps late. The paper's 4 bits are
+    floats with 3 bits of exponent; here they are ``uniform``'s levels with error feedback. A
+    fragment is three blocks of a transformer in the paper, and a third of the parameters here.
+
+    Args:
+        model: The model, on its device. Other ranks get the parameters of rank 0.
+        optimizer: Default: AdamW with weight decay 0.1.
+        lr: The learning rate of AdamW, by default 4e-4.
+        every: Local steps in which every fragment is exchanged once, by default 30.
+        exchange: A compressor, an exchange or a name. Default: 4 bits an element.
+        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and ``group``.
+
+    Returns:
+        The optimizer that the loop steps, and the handle.
+
+    Raises:
+        InvalidSetting, RanksDiffer, RankFailed: As ``gw.local_steps``.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> optimizer, handle = streaming_diloco(model, fragments=2)
+    >>> type(optimizer).__name__, handle.outer.param_groups[0]["lr"]
+    ('AdamW', 0.4)
+    >>> handle.detach()
     """
     inner = optimizer or _adamw(model, lr)
     settings = {"outer": STREAMING, "fragments": 3, "delay": 5, "mixing": 0.5, **settings}
@@ -122,10 +182,28 @@ def muloco(
 ) -> Started:
     """MuLoCo: Muon on each rank, and pseudo-gradients in few bits.
 
-    ``MuonWithAdamW`` trains matrices by Muon at ten times ``lr``, and other parameters by AdamW at
-    ``lr``; ``optimizer`` replaces it. The defaults (5 steps, 4 bits, SlowMo's outer optimizer) are
-    those of docs/measured.md. The paper has 30 steps, 2 bits with error feedback, and a
-    tuned Nesterov momentum: ``every=30, exchange=gw.compress.uniform(bitwidth=2), outer=...``.
+    Source: Thérien et al. 2025, arXiv 2505.23725. The defaults (5 steps, 4 bits, SlowMo's outer
+    optimizer) are those of docs/measured.md. The paper has 30 steps, 2 bits with error feedback and
+    a tuned Nesterov momentum: ``every=30, exchange=gw.compress.uniform(bitwidth=2), outer=...``.
+
+    Args:
+        model: The model, on its device. Other ranks get the parameters of rank 0.
+        optimizer: Default: ``MuonWithAdamW``, which trains matrices at ten times ``lr``.
+        lr: The learning rate of AdamW, by default 1e-3.
+        every: Local steps from one exchange to the next, by default 5.
+        exchange: A compressor, an exchange or a name. Default: 4 bits an element.
+        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and ``group``.
+
+    Returns:
+        The optimizer that the loop steps, and the handle.
+
+    Raises:
+        InvalidSetting, RanksDiffer, RankFailed: As ``gw.local_steps``.
+
+    >>> optimizer, handle = muloco(nn.Linear(2, 2))
+    >>> [group["lr"] for group in optimizer.param_groups]
+    [0.01, 0.001]
+    >>> handle.detach()
     """
     inner = optimizer or MuonWithAdamW(model, lr)
     settings = {"outer": SLOWMO, **settings}
@@ -143,9 +221,21 @@ class MuonWithAdamW(Optimizer):
     """One optimizer of two: torch's Muon for the matrices of a model, AdamW for all else.
 
     Muon steps a matrix by its momentum, made orthogonal. A convolution's kernels are a matrix with
-    a row for each channel that comes out; tables of embeddings are none. ``rate`` is AdamW's, and
-    Muon's is ten times it; each has a parameter group. Raises ``InvalidSetting`` where torch has no
-    Muon, which came with 2.9.
+    a row for each channel that comes out; tables of embeddings are none. Each optimizer has a
+    parameter group.
+
+    Source: Jordan et al. 2024 (Muon).
+
+    Args:
+        model: The model; its parameters with ``requires_grad`` are trained.
+        rate: The learning rate of AdamW. Muon's is ten times it.
+
+    Raises:
+        InvalidSetting: torch has no Muon, which came with 2.9, or a kernel is not contiguous.
+
+    >>> optimizer = MuonWithAdamW(nn.Linear(3, 2), rate=1e-3)
+    >>> [len(group["params"]) for group in optimizer.param_groups]
+    [1, 1]
     """
 
     def __init__(self, model: nn.Module, rate: float) -> None:
@@ -200,7 +290,17 @@ def _as_matrix(param: nn.Parameter) -> torch.Tensor:
 
 
 def hidden(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices and kernels of a model, but for tables, whose rows are taken one by one."""
+    """The matrices and kernels of a model, but for tables, whose rows are taken one by one.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Its parameters with ``requires_grad`` and two dimensions or more, in the model's order.
+
+    >>> [tuple(p.shape) for p in hidden(nn.Sequential(nn.Embedding(9, 3), nn.Linear(3, 2)))]
+    [(2, 3)]
+    """
     tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     own = [param for param in model.parameters() if param.requires_grad]
     return [param for param in own if param.dim() >= 2 and param not in tables]

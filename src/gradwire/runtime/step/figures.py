@@ -240,9 +240,18 @@ def outgrown(messages: Iterable[Message]) -> list[tuple[str, float]]:
 def mean_residual_norm(stats: Sequence[Mapping[str, Any]]) -> float:
     """The error of a sparsifier: the mean over ranks of the norms of their residuals.
 
-    Source: DEFT (ICPP 2023), equation 2. ``stats`` holds the result of ``handle.stats()`` of every
-    rank at one step, in any order. The caller gathers them, for instance by
-    ``torch.distributed.all_gather_object``, which then all ranks must call.
+    Source: DEFT (ICPP 2023), equation 2.
+
+    Args:
+        stats: The result of ``handle.stats()`` of every rank at one step, in any order. The caller
+            gathers them, for instance by ``torch.distributed.all_gather_object``, which then all
+            ranks must call.
+
+    Returns:
+        The mean norm.
+
+    Raises:
+        InvalidSetting: A rank is missing, or is there twice.
 
     >>> mean_residual_norm([{"rank": r, "world_size": 2, "residual_norm": r + 1.0} for r in (1, 0)])
     1.5
