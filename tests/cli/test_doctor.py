@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,8 +44,16 @@ def test_json_has_the_same_sections(gradwire: Run) -> None:
     assert result["command"] == "doctor"
     rows = {row["name"]: row for row in result["rows"]}
     assert rows["gloo"]["available"] == torch.distributed.is_gloo_available()
+    assert rows["shared memory"]["available"] == hasattr(os, "memfd_create")
     assert "127.0.0.1" in rows["lo"]["addresses"]
     assert rows["CPU kernels"]["backend"] in ("cpp", "reference")
+
+
+def test_memory_that_cannot_be_shared_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.memfd_create")
+    row = diagnosis.backends()[-1]
+    assert (row["name"], row["available"]) == ("shared memory", False)
+    assert "memfd_create" in str(row["reason"])
 
 
 def test_interfaces_come_from_the_system(tmp_path: Path) -> None:

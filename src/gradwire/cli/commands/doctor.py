@@ -56,8 +56,11 @@ def versions() -> list[Row]:
 
 
 def backends() -> list[Row]:
-    """Back ends of torch.distributed that this build of torch has."""
+    """Back ends of torch.distributed in this build of torch, and memory that ranks can share."""
+    import torch
     import torch.distributed as dist
+
+    from ...contract.room import Room
 
     if not dist.is_available():
         return [{"name": "torch.distributed", "available": False}]
@@ -67,7 +70,9 @@ def backends() -> list[Row]:
         "mpi": dist.is_mpi_available(),
         "ucc": dist.is_ucc_available(),
     }
-    return [{"name": name, "available": there} for name, there in found.items()]
+    room = Room(1, torch.empty(1), torch.uint8)
+    shared: Row = {"name": "shared memory", "available": room.is_open, "reason": room.why or None}
+    return [*({"name": name, "available": there} for name, there in found.items()), shared]
 
 
 def interfaces(
