@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract.payload import Format
+from gradwire.contract.shapes_only import record
 from gradwire.contract.spec import TensorSpec
+from gradwire.contract.verbs import rewritten
 from gradwire.errors import IncompatiblePair, RanksDiffer
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
@@ -92,6 +95,24 @@ def test_the_bound_is_reached_by_the_largest_payloads(collective: gw.Collective)
     kept = gw.with_error_feedback(exchange)
     assert kept.wire_bytes(spec, WORLD) is None
     assert kept.expected_bytes(spec, WORLD) == expected
+
+
+def test_a_simulation_goes_at_once_where_training_does() -> None:
+    """Payloads of usual size find room at once, and the largest ones would not."""
+    exchange = gw.pair(above(), gw.collective.casync_ps(room_bytes=1000))
+    kinds = list[type]()
+
+    def noted(text: Any) -> Any:
+        def note(asked: Any) -> Any:
+            kinds.extend(map(type, asked if isinstance(asked, tuple) else [asked]))
+            return (yield asked)
+
+        return rewritten(text, note)
+
+    own, *others = texts(exchange, gradients(0.1))
+    drive([noted(own), *others])
+    recorded = record(exchange, TensorSpec("", 1000), 0, WORLD).rows
+    assert [type(verb) for row in recorded for verb in row] == kinds
 
 
 @each("collective, numel", [*product(COLLECTIVES[:2], [0, 1, 9, 1001]), (COLLECTIVES[2], 1001)])

@@ -82,7 +82,7 @@ class casync_ps(Collective):
         numel, dtype = grad_N.numel(), grad_N.dtype
         chunks = chunks_of(codec, numel, dtype, me.world, self.partitions, first)
         own = Aggregator(me, chunks, rotated(state, first), grad_N, residual_N)
-        at_once = self._is_small([form.slot_bytes for form in chunks.formats])
+        at_once = self._is_small(chunks)
         yield from (_push_at_once if at_once else _push_in_rounds)(own)
         size_bytes = (yield own.encoding_mean()) if own.serves else 0
         told = yield from tell_all(me, codec, size_bytes, own.limits)
@@ -107,7 +107,7 @@ class casync_ps(Collective):
         The own part of it is there unrounded, and keeps no residual.
         """
         own = Aggregator(me, chunks, states, grad_N, residual_N)
-        at_once = self._is_small([form.slot_bytes for form in chunks.formats])
+        at_once = self._is_small(chunks)
         yield from (_push_at_once if at_once else _push_in_rounds)(own)
         yield own.giving_mean(out_C)
         return own.states
@@ -116,10 +116,10 @@ class casync_ps(Collective):
         """Whether every rank has a partition, so that an all-gather pulls nothing in vain."""
         return self.partitions in (None, world)
 
-    def _is_small(self, slots: Sequence[int]) -> bool:
-        """Whether payloads of at most these sizes, one a rank, can all be on their way at once."""
-        world = len(slots)
-        return world < 3 or (world - 1) * max(slots) <= self.room_bytes
+    def _is_small(self, chunks: Chunks) -> bool:
+        """Whether payloads of usual size, one a rank, can all be on their way at once."""
+        world = len(chunks.codecs)
+        return world < 3 or (world - 1) * chunks.usual_bytes <= self.room_bytes
 
 
 def _push_at_once(own: Aggregator) -> Steps[None]:

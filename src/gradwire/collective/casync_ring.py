@@ -139,9 +139,7 @@ class casync_ring(Collective):
             return 1
         own = codec.for_world(world)
         chunks = chunks_of(own, spec.numel, spec.dtype, world, self.partitions)
-        each = zip(chunks.codecs, chunks.specs, strict=True)
-        most = max(part.typical(of).slot_bytes for part, of in each)  # a simulation knows no other
-        return 2 if most > self.half_bytes else 1
+        return 2 if chunks.usual_bytes > self.half_bytes else 1
 
 
 class _Walk:

@@ -41,6 +41,12 @@ class Chunks:
         """The ranks whose chunk is not empty."""
         return [rank for rank, (start, stop) in enumerate(self.bounds) if start < stop]
 
+    @cached_property
+    def usual_bytes(self) -> int:
+        """The room of the largest chunk's payload of usual size; a simulation knows no other."""
+        each = zip(self.codecs, self.specs, strict=True)
+        return max(codec.typical(spec).slot_bytes for codec, spec in each)
+
     def payload(self, chunk: int, buffer: Tensor, size_bytes: int) -> Payload:
         """The payload of a chunk that lies at the front of ``buffer``."""
         form = self.formats[chunk]
