@@ -278,3 +278,12 @@ def test_teams_divide_the_ranks() -> None:
     for teams in (0, 1.0, True):
         with pytest.raises(gw.InvalidSetting, match="spardl teams must be a whole number"):
             gw.compress.spardl(teams=teams)
+
+
+@pytest.mark.smoke
+@each("world, said", [(2048, "ranks of spardl.* at most 1024"), (2049, "divide 2049 ranks evenly")])
+def test_teams_among_more_ranks_than_are_played(world: int, said: str) -> None:
+    exchange = gw.compress.spardl(teams=8)
+    cluster = Cluster(num_ranks=world, rate_bytes_per_s=1e9)
+    with pytest.raises(gw.InvalidSetting, match=said):
+        alone(exchange, vector(4096), Tariff.of(exchange, cluster))

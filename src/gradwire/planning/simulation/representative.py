@@ -20,6 +20,7 @@ from ...contract import Exchange
 from ...contract.shapes_only import record
 from ...contract.spec import TensorSpec, squarest
 from ...contract.verbs import Among, Recv, Send
+from ...errors import InvalidSetting
 from .events import Traffic, play
 from .supersteps import (
     MOST_PLAYED,
@@ -55,7 +56,12 @@ def supersteps_of_alike(
         return None
     # Not of fewer ranks where all can be played: an exchange may be one for no fewer than these.
     for count in sorted({_FEW if world > MOST_PLAYED else world, world}):
-        found = record(exchange, spec, 0, count)
+        try:
+            found = record(exchange, spec, 0, count)
+        except InvalidSetting:  # as of teams that divide all ranks, and not so few
+            if count == world:
+                raise
+            continue
         has_hops = any(isinstance(verb, Send | Recv) for row in found.rows for verb in row)
         is_joint = not found.is_of_its_rank and not has_hops
         if not is_joint and (tariff.ranks_per_host > 1 or not MANY <= world <= MOST_PLAYED):
