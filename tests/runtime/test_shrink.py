@@ -21,7 +21,7 @@ from gradwire.runtime.failure.membership import join
 from gradwire.runtime.failure.shrink import Counted, decided
 from gradwire.runtime.state.checkpoint import is_residual
 from gradwire.runtime.step.engine import Engine
-from gradwire.runtime.step.wire import start
+from gradwire.runtime.step.wire import REJOINED, own_store, start
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
@@ -194,6 +194,97 @@ def test_survivors_go_on_after_any_loss(
                 assert report.state_is_kept
                 assert (report.world, report.total) == (len(found), float(len(found)))
                 assert [one["ranks"] for one in report.left] == [ranks for ranks, *_ in lost]
+
+
+def trains_two(rank: int, world: int, is_one_pass: bool) -> tuple[list[str], int]:
+    """Trains two models; rank 2 dies while step 3 of the first one ends.
+
+    Rank 0 is then in the second model's step, and the others are still in the first one's. Returns
+    the bits after each step, and the number of times that a loss was raised.
+    """
+    nets, num_lost, step = [Net(seed) for seed in range(2)], 0, 0
+    given = keywords(bucket_cap_mb=SMALL_MB, timeout=LIMIT / 3, on_failure="shrink")
+    handles = [gw.attach(net, VELOCITY, **given) for net in nets]
+    optimizers = [momentum(net.parameters()) for net in nets]
+    bits: list[str] = []
+    while step < 6:
+        if step == 3 and not num_lost and rank in (0, 2):
+            (wait_for_nobody if rank == 0 else die_confirming)(handles[0])
+        try:
+            for one in optimizers:
+                one.zero_grad()
+            losses = [loss_of(net, rank, step) for net in nets]
+            for loss in [sum(losses)] if is_one_pass else losses:
+                loss.backward()
+        except gw.RanksLost as error:
+            num_lost += error.ranks == (2,)
+            continue
+        for one in optimizers:
+            one.step()
+        step += 1
+        bits.append("".join(map(digest, nets)))
+    for handle in handles:
+        assert handle.world_size == world - 1
+        handle.detach()
+    return bits, num_lost
+
+
+@pytest.mark.parametrize(
+    "is_one_pass",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["two passes", "one pass"],
+)
+def test_two_models_lose_a_rank_together(doomed: Ranks, is_one_pass: bool) -> None:
+    doomed.send(trains_two, is_one_pass)
+    found = [one for one in doomed.collect(60.0, without=[2]) if one.error or one.value]
+    assert [one.error for one in found] == [None] * 3
+    assert [one.value for one in found] == [(found[0].value[0], 2)] * 3
+
+
+def trains_in_teams(rank: int, world: int) -> str:
+    net = Net()
+    exchange = gw.compress.spardl(density=0.3, teams=2)
+    handle = gw.attach(net, exchange, **keywords(timeout=LIMIT, on_failure="shrink"))
+    loss_of(net, rank, 0).backward()
+    if rank == 2:
+        net.middle.weight.register_hook(die)
+    try:
+        loss_of(net, rank, 1).backward()
+    except gw.RankFailed as error:
+        handle.detach()
+        return f"{error.ranks} {error}"
+    return ""
+
+
+def test_survivors_that_the_exchange_refuses_end_alike(doomed: Ranks) -> None:
+    doomed.send(trains_in_teams)
+    found = [one for one in doomed.collect(60.0, without=[2]) if one.error or one.value]
+    assert [one.error for one in found] == [None] * 3
+    said = "spardl teams must be one of 1, 3, which divide 3 ranks evenly, got 2"
+    for one in found:
+        assert one.value.startswith("(2,) ")
+        assert f"; the others cannot go on: InvalidSetting: {said}" in one.value
+
+
+def shown(rank: int, world: int) -> list[bytes]:
+    """The models that a newcomer finds while two are attached, and when the first one has left."""
+    handles, found, store = [], [], own_store(REJOINED)
+    for width in (2, 3):
+        net = torch.nn.Linear(width, 1)
+        handles.append(gw.attach(net, "topk", **keywords(timeout=LIMIT, on_failure="shrink")))
+        net(torch.ones(1, width)).sum().backward()
+    for handle in handles:
+        net(torch.ones(1, 3)).sum().backward()
+        store.wait(["run"])
+        found.append(store.get("run"))
+        handle.detach()
+    return found
+
+
+def test_newcomers_find_the_model_that_is_left(one: Ranks) -> None:
+    first, second = one.run(shown)[0]
+    assert b"[1, 2]" in first
+    assert b"[1, 3]" in second
 
 
 def ends(rank: int, world: int) -> str:

@@ -41,7 +41,7 @@ from ..step.progress import Progress
 from ..step.synchroniser import StepReport
 from ..step.wire import REJOINED, Group, has_store, in_background
 from .membership import ALONE, Membership
-from .pulse import PATIENCE_S, STORE_PATIENCE_S
+from .pulse import PATIENCE_S, STORE_PATIENCE_S, said
 
 
 class Counted(NamedTuple):
@@ -127,7 +127,7 @@ class Shrinking:
     ) -> None:
         self._handle, self._progress, self._params = weakref.ref(handle), progress, params
         self._make_messages, self._undo = make_messages, undo
-        self._ranks = list(range(self._engine.world))
+        self._name, self._ranks = self._engine.who.name, list(range(self._engine.world))
         self._last_newcomer, self._num_labels = 0, self._engine.world
         self._due: RanksLost | None = None
         self.left: list[dict[str, Any]] = []
@@ -140,7 +140,6 @@ class Shrinking:
             self._note_newcomer(own.offer, own.seconds)
         self._lookout: Lookout | None = None
         self._means: list[Tensor | None] = []
-        self._look_out()
         _shrinking.add(self)
         undo.callback(_shrinking.discard, self)
 
@@ -153,44 +152,62 @@ class Shrinking:
         return self._progress.synchroniser.report
 
     def before_step(self) -> None:
-        """Raises what the step before, which counted, could not."""
-        due, self._due = self._due, None
-        if due is not None:
-            self._drop_gradients()
-            raise due
+        """Raises what could not be raised yet, as a step counted, or another model had the loss."""
+        self._raise_due()
+        self._look_out()
         newcomer = self._report.newcomer
         if newcomer not in (0, self._last_newcomer):
             self._last_newcomer = newcomer
             self._admit(Offer(newcomer, [*self._ranks, self._num_labels], self._progress.step))
 
+    def _raise_due(self, cause: RankFailed | None = None) -> None:
+        due, self._due = self._due, None
+        if due is not None:
+            self._drop_gradients()
+            raise due from cause
+
     def _drop_gradients(self) -> None:
         for _, param in self._params:
             param.grad = None
+
+    @property
+    def _where(self) -> list[str | None]:
+        """The ranks, as torch numbers them; None for one that came in later."""
+        at_attach = dict(enumerate(self._name.partition("/")[0].split("-")))
+        return [at_attach.get(rank) for rank in self._ranks]
 
     def failed(self, failure: RankFailed) -> None:
         """Goes on without the ranks that are lost, or raises ``failure`` where that cannot be.
 
         Raises ``RanksLost`` where the step does not count. Where it does, it is ended, and the next
-        one raises.
+        one raises. All models of these ranks go on now, and each raises once: one rank may be in a
+        step of this model, and another rank in a step of the next model.
         """
-        engine, synchroniser, start_s = self._engine, self._progress.synchroniser, time.monotonic()
         is_final = isinstance(failure, RanksLost | LoopMistake)
-        if is_final or not failure.ranks or engine.rank in failure.ranks:
+        if is_final or not failure.ranks or self._engine.rank in failure.ranks:
             raise failure
-        num_steps = self._progress.step
+        num_steps, where = self._progress.step, self._where
+        models = [one for one in _shrinking if one._where == where]
+        models.sort(key=lambda one: one._name)  # in one order on all ranks
+        torn = [one for one in models if one._lose(failure)]
+        for one in [self] * (self._progress.step == num_steps) + torn:
+            one._raise_due(failure)
+
+    def _lose(self, failure: RankFailed) -> bool:
+        """Goes on without lost ranks; returns whether that undoes an open step."""
+        engine, synchroniser, start_s = self._engine, self._progress.synchroniser, time.monotonic()
+        num_steps, is_open = self._progress.step, synchroniser.open
         decision = meet(engine, failure, Counted(num_steps, num_steps + synchroniser.is_whole))
         if decision is None or not decision.ranks:
             raise failure
         counts = decision.num_steps > num_steps
         if counts:
             self._progress.put_means()
-        lost = self._note(engine, decision)
-        self._go_on(failure, decision, undoes=not counts)
-        _log.warning("%s", lost)
+        self._due = self._note(engine, decision)
+        self._go_on(failure, decision, undoes=(is_torn := is_open and not counts))
+        _log.warning("%s", self._due)
         self.left[-1]["seconds"] = time.monotonic() - start_s
-        if not counts:
-            raise lost from failure
-        self._due = lost
+        return is_torn
 
     def _note(self, engine: Engine, decision: Survivors) -> RanksLost:
         """Notes who left; returns the error that says so."""
@@ -225,27 +242,27 @@ class Shrinking:
         checkpoint.scale(saved, len(decision.ranks) / old.world, checkpoint.is_residual)
         try:
             engine, group = self._connected(old, _among(old.who, decision), decision)
+            self._move(saved, engine, group)
         except (GradwireError, RuntimeError, TimeoutError) as error:
-            raise failure from error
+            text = f"{failure}; the others cannot go on: {said(error)}"
+            raise RankFailed(text, ranks=failure.ranks, step=failure.step) from error
         self._ranks = [self._ranks[rank] for rank in decision.ranks]
-        self._move(saved, engine, group)
 
     def _move(self, saved: Mapping[str, Any], engine: Engine, group: Group | None) -> None:
         """Goes on among the ranks of ``engine``, from the state that was collected."""
         messages = self._make_messages(engine.who)
         checkpoint.move(saved, messages)
         self._progress.synchroniser.go_on(engine, messages)
-        self._look_out()
         if (handle := self._handle()) is not None:
             weakref.finalize(handle, engine.finish_and_close)
             handle.go_on_in(group)
 
     def _look_out(self) -> None:
-        """Has rank 0 look out for newcomers, if there is a store to meet them in."""
+        """Has rank 0 look out for newcomers, once for all models, in the store if there is one."""
         healing = self._progress.healing
         if self._engine.rank or healing is None:
             return
-        if self._lookout is None and has_store():
+        if has_store() and not any(one._lookout for one in _shrinking):
             self._lookout = Lookout(healing.fingerprint)
             self._undo.callback(self._lookout.close)
             weakref.finalize(self._handle(), self._lookout.close)

@@ -369,6 +369,8 @@ class ModuleHooks:
 
     def _finish(self) -> None:
         synchroniser = self._synchroniser
+        if not synchroniser.open:  # the loss of a rank in another model's step has ended this one
+            return
         self._complete()
         versions = self._versions.items() if self.overlap is None else ()  # which steps them itself
         if stepped := [name for name, version in versions if self.params[name]._version != version]:
