@@ -8,14 +8,13 @@ Differences from the paper:
       at most 64. Of a matrix with 64 columns both are the same, as is a whole row with fewer
       elements, else rows of a chunk are parts of rows of the matrix. The largest of the
       coefficients hold as much of a small GPT's gradients either way.
-    - What is left over at a tensor's end is a chunk of its own, filled up with zeros to powers of
-      two, of which the same share of coefficients is sent, rounded up. The paper sends as many
-      coefficients of small chunks as of whole ones.
+    - What is left over at a tensor's end is a chunk of its own, with fewer rows, of which the same
+      share of coefficients is sent, rounded up. The paper sends as many coefficients of small
+      chunks as of whole ones.
     - Values travel in bfloat16 and places in the code of Elias and Fano: 25 bits a coefficient with
       the default settings. The paper's program sends 96.
     - The mean counts a coefficient that a rank did not send as 0. The paper's program divides by
       the number of ranks that sent it, so that coefficients of few ranks weigh more.
-    - The transform is Lee's recursion (IEEE TASSP 1984) and no product with a matrix.
 Default: 32 of 4096 coefficients, the paper's, for long trainings by the mean's sign (see
     ``gw.with_decoupled_momentum``). A coefficient waits for some 100 steps, so short trainings by
     AdamW end far behind dense. 200 steps of a small GPT end 49 % behind it; the paper's steps, at
@@ -54,7 +53,7 @@ _VALUE_DTYPES = (torch.bfloat16, torch.float32)
 class demo(Compressor):
     """Keeps the ``keep`` largest of the ``side**2`` coefficients of each chunk.
 
-    ``side`` is a power of two from 4 to 64, and ``values`` the dtype in which coefficients travel:
+    ``side`` is a whole number from 4 to 64, and ``values`` the dtype in which coefficients travel:
     bfloat16, whose rounding error stays in the residual, or float32.
 
     >>> codec = demo(side=4, keep=1)
@@ -73,8 +72,6 @@ class demo(Compressor):
 
     def __post_init__(self) -> None:
         check_whole("demo side", self.side, "write 64", least=4, most=cosines.MOST_SIDE)
-        if self.side & (self.side - 1):
-            raise invalid("demo side", self.side, "a power of two", "write 64")
         check_whole("demo keep", self.keep, "write 32", most=self.side**2)
         if self.values not in _VALUE_DTYPES:
             accepted = "torch.bfloat16 or torch.float32"

@@ -1,19 +1,20 @@
 """The largest cosine coefficients of each chunk of a vector, and the vector that they stand for.
 
 A vector is cut into chunks of ``side * side`` elements, each a matrix of ``side`` columns, and what
-is left over at its end: a matrix of as many columns, or one row if it is shorter, filled up with
-zeros to powers of two. A chunk's coefficients are its two-dimensional DCT-II, which is orthonormal.
+is left over at its end: a matrix of as many columns, or one row if it is shorter, whose last row is
+filled up with zeros. A chunk's coefficients are its two-dimensional DCT-II, which is orthonormal:
+its product with a matrix of cosines on either side.
 
-Legend: N elements, K coefficients that are listed, C whole chunks, R rows and S columns of a chunk.
-A coefficient's place counts chunk after chunk, and column after column in each.
+Legend: N elements, K coefficients that are listed, C chunks of one shape, R rows and S columns of a
+chunk. A coefficient's place counts chunk after chunk, and row after row in each.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from math import ceil, cos, pi, sqrt
+from math import cos, pi, sqrt
 from typing import NamedTuple
 
 import torch
@@ -44,21 +45,19 @@ class Cutting(NamedTuple):
     def last_shape(self) -> tuple[int, int]:
         """Rows and columns of the last chunk; (0, 0) where nothing is left over."""
         rest = self.numel % self.side**2
-        if not rest:
-            return 0, 0
-        width = min(self.side, _power_from(rest))
-        return _power_from(-(-rest // width)), width
+        columns = min(self.side, rest)
+        return (-(-rest // columns), columns) if rest else (0, 0)
 
     @property
     def last_keep(self) -> int:
-        rows, width = self.last_shape
-        return ceil(self.keep * rows * width / self.side**2)
+        rows, columns = self.last_shape
+        return -(-self.keep * rows * columns // self.side**2)
 
     @property
     def num_places(self) -> int:
         """Coefficients of all chunks: the elements and what fills up the last chunk."""
-        rows, width = self.last_shape
-        return self.num_whole * self.side**2 + rows * width
+        rows, columns = self.last_shape
+        return self.num_whole * self.side**2 + rows * columns
 
     @property
     def num_listed(self) -> int:
@@ -97,11 +96,9 @@ def encode_many(
         return
     words = array("Q")
     for cutting, grad_N, places_K, values_K, residual_N in jobs:
-        kept = 0 if residual_N is None else residual_N.data_ptr()
-        words.extend((grad_N.data_ptr(), kept, *cutting))
-        words.extend((places_K.data_ptr(), values_K.data_ptr()))
+        words.extend(_task(cutting, grad_N, residual_N, places_K, values_K))
     tasks, narrow = words.buffer_info()[0], int(wire == torch.bfloat16)
-    if library.gw_cosines_encode(tasks, len(jobs), narrow, _table()):
+    if library.gw_cosines_encode(tasks, len(jobs), narrow):
         raise MemoryError("cosine coefficients: no memory to select them in")
 
 
@@ -128,72 +125,64 @@ def decode(
     if library is None:
         bad = _reference_decode(cutting, places_LK, values_LK, out_N, scale, add)
     else:
-        bad = library.gw_cosines_decode(
-            places_LK, values_LK, num_lists, count, out_N, *cutting, scale, int(add), _table()
-        )
+        words = array("Q", _task(cutting, None, None, places_LK, values_LK))
+        task = words.buffer_info()[0]
+        bad = library.gw_cosines_decode(task, num_lists, count, out_N, scale, int(add))
     if bad >= 0:
         given, accepted = places_LK[:, bad].tolist(), f"{cutting.keep} places in each chunk"
         raise invalid(f"entry {bad} of {count}", given, accepted, "give every rank one setting")
 
 
-def _power_from(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+def _task(cutting: Cutting, *tensors: Tensor | None) -> list[int]:
+    """The words of a task of the C++: addresses, the cutting, and addresses of bases."""
+    bases = [_padded(num).data_ptr() for num in (cutting.side, *cutting.last_shape)]
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    return [*addresses, *cutting, *bases]
 
 
-@lru_cache(maxsize=4)
-def _table(dtype: torch.dtype = torch.float32) -> Tensor:
-    """1 / (2 cos((i + 1/2) pi / n)) for i < n / 2, for n = 2, 4, ... one behind the other."""
-    sizes = [2**p for p in range(1, MOST_SIDE.bit_length())]
-    found = [0.5 / cos((i + 0.5) * pi / n) for n in sizes for i in range(n // 2)]
-    return torch.tensor(found, dtype=dtype)
+# ---- the transform -----------------------------------------------------------------------------
 
 
-def _factors(chunks: Tensor) -> Tensor:
-    def of(n: int) -> Tensor:
-        found = chunks.new_full((n,), sqrt(2 / n))
-        found[0] = sqrt(1 / n)
-        return found
+@lru_cache(maxsize=MOST_SIDE + 1)
+def basis(num: int) -> Tensor:
+    """The orthonormal DCT-II of ``num`` numbers as a matrix (float64): row k is the k-th cosine."""
+    rows = [[cos(pi / num * (i + 0.5) * k) * sqrt(2 / num) for i in range(num)] for k in range(num)]
+    matrix = torch.tensor(rows, dtype=torch.float64, device="cpu").view(num, num)
+    matrix[:1] *= sqrt(0.5)
+    return matrix
 
-    return of(chunks.shape[1])[:, None] * of(chunks.shape[2])[None, :]
 
-
-def _forward(columns: Tensor) -> Tensor:
-    """DCT-II along the second dimension, without factors: Lee's recursion."""
-    num = columns.shape[1]
-    if num == 1:
-        return columns
-    half = num // 2
-    table = _table(columns.dtype)[half - 1 : num - 1].to(columns.device)[:, None]
-    above, below = columns[:, :half], columns[:, half:].flip(1)
-    even, odd = _forward(above + below), _forward((above - below) * table)
-    found = torch.empty_like(columns, memory_format=torch.contiguous_format)
-    found[:, ::2], found[:, 1::2] = even, odd
-    found[:, 1:-1:2] = odd[:, :-1] + odd[:, 1:]
+@lru_cache(maxsize=MOST_SIDE + 1)
+def _padded(num: int) -> Tensor:
+    """The basis and its transpose, filled up to 64 x 64, as the C++ reads them."""
+    found = torch.zeros(2, MOST_SIDE, MOST_SIDE, device="cpu")
+    found[0, :num, :num], found[1, :num, :num] = basis(num), basis(num).T
     return found
 
 
-def _inverse(columns: Tensor) -> Tensor:
-    """DCT-III along the second dimension, without factors."""
-    num = columns.shape[1]
-    if num == 1:
-        return columns
-    half = num // 2
-    table = _table(columns.dtype)[half - 1 : num - 1].to(columns.device)[:, None]
-    odd = columns[:, 1::2].clone()
-    odd[:, 1:] = columns[:, 1:-1:2] + columns[:, 3::2]
-    even, odd = _inverse(columns[:, ::2]), _inverse(odd) * table
-    return torch.cat([even + odd, (even - odd).flip(1)], 1)
+def spectrum_of(chunks_CRS: Tensor, *, back: bool = False) -> Tensor:
+    """The coefficients of chunks, or with ``back`` the chunks that coefficients stand for."""
+    _, num_rows, num_columns = chunks_CRS.shape
+    left, right = basis(num_rows).to(chunks_CRS), basis(num_columns).to(chunks_CRS)
+    if back:
+        return _product(_product(left.T, chunks_CRS), right)
+    return _product(_product(left, chunks_CRS), right.T)
 
 
-def spectrum_of(chunks_CRS: Tensor) -> Tensor:
-    """The coefficients (C, S, R) of chunks, each transposed."""
-    turned = _forward(_forward(chunks_CRS).mT)
-    return turned * _factors(turned)
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """The product of matrices, whose terms are added in order: the same bits on every processor.
+
+    On a GPU it is the device's own product, of the same bits on devices of one kind.
+    """
+    if a.is_cuda:
+        return a @ b
+    total = (a[..., :1] * b[..., :1, :]).zero_()
+    for k in range(a.shape[-1]):
+        total += a[..., k : k + 1] * b[..., k : k + 1, :]
+    return total
 
 
-def chunks_of(spectrum_CSR: Tensor) -> Tensor:
-    """The chunks (C, R, S) that coefficients stand for."""
-    return _inverse(_inverse(spectrum_CSR * _factors(spectrum_CSR)).mT)
+# ---- the reference -----------------------------------------------------------------------------
 
 
 class _Part(NamedTuple):
@@ -205,21 +194,15 @@ class _Part(NamedTuple):
     entries: slice
 
 
-def _parts(cutting: Cutting) -> list[_Part]:
-    whole, num = cutting.side**2, cutting.num_whole
-    rows, width = cutting.last_shape
-    listed = num * cutting.keep
-    first = num * whole
-    found = [
-        _Part((num, cutting.side, cutting.side), slice(first), slice(first), slice(listed)),
-        _Part(
-            (1, rows, width),
-            slice(first, cutting.numel),
-            slice(first, cutting.num_places),
-            slice(listed, cutting.num_listed),
-        ),
-    ]
-    return [part for part in found if part.shape[0] and part.shape[1]]
+def _parts(cutting: Cutting) -> Iterator[_Part]:
+    side, num = cutting.side, cutting.num_whole
+    first, listed = num * side**2, num * cutting.keep
+    if num:
+        yield _Part((num, side, side), slice(0, first), slice(0, first), slice(0, listed))
+    if first < cutting.numel:
+        elements, places = slice(first, cutting.numel), slice(first, cutting.num_places)
+        entries = slice(listed, cutting.num_listed)
+        yield _Part((1, *cutting.last_shape), elements, places, entries)
 
 
 def _reference_encode(
@@ -232,18 +215,17 @@ def _reference_encode(
 ) -> None:
     whole_N = grad_N if residual_N is None else residual_N.add_(grad_N)
     for part in _parts(cutting):
-        num, rows, width = part.shape
-        padded = whole_N.new_zeros(num * rows * width)
+        num, rows, columns = part.shape
+        padded = whole_N.new_zeros(num * rows * columns)
         own = whole_N[part.elements]
         padded[: own.numel()] = own
         flat = spectrum_of(padded.view(part.shape)).reshape(num, -1)
-        keys = flat.abs().contiguous().view(BITS[flat.element_size()])
-        count = (part.entries.stop - (part.entries.start or 0)) // num
+        keys = flat.abs().view(BITS[flat.element_size()])
+        count = (part.entries.stop - part.entries.start) // num
         order = keys.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
-        starts = torch.arange(num, device=flat.device)[:, None] * rows * width
-        places_K[part.entries] = (order + starts + (part.places.start or 0)).view(-1).int()
-        taken = flat.gather(1, order)
-        values_K[part.entries] = taken.to(wire).view(-1)
+        starts = torch.arange(num, device=flat.device)[:, None] * rows * columns
+        places_K[part.entries] = (order + starts + part.places.start).view(-1).int()
+        values_K[part.entries] = flat.gather(1, order).to(wire).view(-1)
     if residual_N is not None:
         sent_N = torch.empty_like(residual_N)
         _reference_decode(cutting, places_K[None], values_K[None], sent_N, 1.0, False)
@@ -259,17 +241,17 @@ def _reference_decode(
     add: bool,
 ) -> int:
     for part in _parts(cutting):
-        num, rows, width = part.shape
-        size, first, entry = rows * width, part.places.start or 0, part.entries.start or 0
+        num, rows, columns = part.shape
+        size, first = rows * columns, part.places.start
         at_LCE = places_LK[:, part.entries].long().view(len(places_LK), num, -1) - first
         own_C1 = torch.arange(num, device=out_N.device)[:, None]
         wrong = (at_LCE // size != own_C1).any(0).view(-1).nonzero()
         if wrong.numel():
-            return entry + int(wrong[0])
+            return part.entries.start + int(wrong[0])
         spectrum = out_N.new_zeros(num * size)
         for at_CE, values_K in zip(at_LCE, values_LK[:, part.entries], strict=True):
             spectrum[at_CE.view(-1)] += values_K
-        found_N = chunks_of(spectrum.view(num, width, rows)).reshape(-1)
+        found_N = spectrum_of(spectrum.view(part.shape), back=True).reshape(-1)
         own_N = out_N[part.elements]
         decoded_N = found_N[: own_N.numel()] * scale
         own_N.copy_(own_N + decoded_N if add else decoded_N)

@@ -6,7 +6,7 @@
 // few more than k of them pass; one pass over memory collects those, and the k-th key is found
 // exactly among them. Where many are selected, a sample estimates two keys that the k-th lies
 // between; one pass finds it there, a second lists what reaches it. A few thousand elements need no
-// estimate. Where estimates fail (hostile data), a radix histogram runs over the whole vector.
+// estimate. Where estimates fail (hostile data), the whole vector is narrowed by one thread.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "blocks.h"
-#include "cut.h"
 #include "narrow.h"
 
 namespace gw {
@@ -24,6 +23,16 @@ namespace gw {
 // ---- one pass over memory that collects what reaches a threshold --------------------------------
 
 constexpr int64_t kBlock = 16384;  // elements of a block; its candidates fit a local buffer
+
+// Where a block's candidates lie. Without indices they are consecutive elements from `first`.
+struct Part {
+  const float* values;
+  const int32_t* indices;
+  int64_t count;
+  int64_t first;
+
+  int32_t index(int64_t i) const { return indices ? indices[i] : static_cast<int32_t>(first + i); }
+};
 
 // Where candidates lie between the pass that finds them and the one that lists them.
 struct Pool {
@@ -239,7 +248,6 @@ struct Scratch {
   std::vector<int64_t> num_above, num_equal;
   Sample sample;
   Kept kept;
-  Counts counts;
 };
 
 Scratch& scratch() {
@@ -394,7 +402,7 @@ Cut choose_whole(const float* c, int64_t n, int64_t k, int threads) {
       return find_cut(s.pool.values.data(), found.num_kept, left, s.kept);
     }
   }
-  return count_cut(s.parts, k, threads, s.counts);
+  return find_cut(c, n, k, s.kept);
 }
 
 // Leaves the candidates in scratch().parts and returns the cut.

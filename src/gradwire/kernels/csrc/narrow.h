@@ -6,14 +6,27 @@
 #include <vector>
 
 #include "blocks.h"
-#include "cut.h"
 
 namespace gw {
 
+constexpr uint32_t kInfKey = 0x7f800000u;
 constexpr uint32_t kMaxKey = 0x7fffffffu;
 constexpr int64_t kFew = 64;     // of so few each is compared with all
 constexpr int kMaxRounds = 64;   // hostile values may cost more, if not much more
 constexpr int64_t kLanes = 16;
+
+// What elements are ranked by: the bit pattern without the sign.
+inline uint32_t key_of(float x) { return bits_of(x) & 0x7fffffffu; }
+
+// Waking a thread for less than this costs more than it saves.
+inline int useful_threads(int threads, int64_t num_elements) {
+  return static_cast<int>(min64(threads, num_elements / (int64_t{1} << 19) + 1));
+}
+
+struct Cut {
+  uint32_t key;      // the k-th largest
+  int64_t num_ties;  // how many elements of that very key are selected
+};
 
 // Buffers for what is kept, each other round in the other one.
 struct Kept {

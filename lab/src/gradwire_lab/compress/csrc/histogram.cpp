@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "blocks.h"
-#include "cut.h"
+#include "narrow.h"
 
 namespace {
 
