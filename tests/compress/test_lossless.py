@@ -79,16 +79,16 @@ def test_payloads_that_are_none_are_refused() -> None:
     payload = sent(lossless(), grad_N)
     first, second, _ = payload["sizes"].tolist()
     at = payload.format.place("codes")[0]
-    lengths = at + 2  # behind the lowest exponent and how many there are
+    bits = int(payload.buffer[at])  # type: ignore[index]
+    codes = at + 2**bits  # behind the bits of a code, and the exponents that have one
     damages: list[tuple[int, list[int]]] = [
         (0, [0, 0, 0, 0]),
         (0, [255, 255, 255, 255]),
         (0, list((first + 1).to_bytes(4, "little"))),
         (4, list((second - 1).to_bytes(4, "little"))),
-        (at, [0]),
-        (at + 1, [255]),
-        (lengths, [255]),
-        (lengths, [0]),
+        *((at, [wrong]) for wrong in (0, 1, 2, 4, 5, 6, 255) if wrong != bits),
+        (codes, [255] * bits),
+        (codes, [0] * 100),
         (at + first - 1, [255]),
     ]
     for place, damage in damages:

@@ -60,7 +60,7 @@ class none(Compressor):
         elif self.prescale == 1.0:
             values_N.copy_(grad_N)
         else:
-            values_N.copy_(grad_N).mul_(self.prescale)
+            torch.mul(grad_N, self.prescale, out=values_N)
         return payload, state
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
