@@ -6,10 +6,11 @@ file that was found sound from one that was not, for which None is the answer.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,49 +32,29 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[compiler.Cache]:
+def folder() -> Path:
     """A cache with one library."""
-    with compiler.opened(tmp_path / "cache" / "gradwire") as folder:
-        assert folder is not None
-        put(folder)
-        yield folder
+    found = compiler.cache_folder()
+    assert found is not None
+    compiler.keep(CONTENT, found / NAME)
+    return found
 
 
-def put(folder: compiler.Cache, content: bytes = CONTENT) -> None:
-    with folder.draft(NAME) as draft:
-        (folder.root / draft).write_bytes(content)
-
-
-def is_taken(folder: compiler.Cache) -> bool:
+def is_taken(place: Path) -> bool:
     """Whether the library gets as far as the loader."""
     try:
-        return folder.load(NAME) is not None
+        return compiler.load_kept(place) is not None
     except OSError:
         return True
 
 
-def first() -> Path:
-    """The folder that is used."""
-    for path in compiler.paths():
-        with compiler.opened(path) as folder:
-            if folder is not None:
-                return folder.path
-    raise AssertionError("there is always one")
-
-
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a file or folder another user's; without root's rights, in the cache's eyes alone."""
+    """Makes a folder another user's; without root's rights, in the cache's eyes alone."""
     if os.geteuid() == 0:
-        os.chown(path, 4321, -1, follow_symlinks=False)
+        os.chown(path, 4321, -1)
         return
-    real, inode = compiler._fault_of_owner, path.lstat().st_ino
-
-    def seen(found: os.stat_result) -> str | None:
-        if found.st_ino == inode:
-            found = os.stat_result((*found[:4], found.st_uid + 1, *found[5:10]))
-        return real(found)
-
-    monkeypatch.setattr(compiler, "_fault_of_owner", seen)
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -100,7 +81,7 @@ def test_who_may_own_what_is_loaded(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
     found = os.stat_result((stat.S_IFDIR | mode, 0, 0, 1, owner, 0, 0, 0, 0, 0))
-    assert (compiler._fault_of_owner(found) is None) == is_safe
+    assert (compiler._fault_of_folder(found) is None) == is_safe
 
 
 def link(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,47 +103,39 @@ def test_a_folder_that_others_could_write_is_passed_over_with_one_warning(
     how: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    kept: compiler.Cache,
-    tmp_path: Path,
+    folder: Path,
 ) -> None:
     spoil, why = UNSAFE[how]
-    assert first() == kept.path
-    spoil(kept.path, monkeypatch)
+    assert compiler.cache_folder() == folder
+    spoil(folder, monkeypatch)
     for _ in range(2):
-        assert first() != kept.path
-    found = [line for line in warnings(caplog) if str(kept.path) in line]
-    assert len(found) == 1
-    assert why in found[0]
-
-
-@pytest.mark.parametrize("how", UNSAFE)
-def test_a_library_that_others_could_write_is_not_loaded(
-    how: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    kept: compiler.Cache,
-) -> None:
-    spoil, why = UNSAFE[how]
-    assert is_taken(kept)
-    spoil(kept.path / NAME, monkeypatch)
-    for _ in range(2):
-        assert not is_taken(kept)
+        assert compiler.cache_folder() is None
     (line,) = warnings(caplog)
+    assert str(folder) in line
     assert why in line
-    monkeypatch.undo()
-    put(kept)
-    assert is_taken(kept)
-    assert (kept.path / NAME).stat().st_uid == os.geteuid()
+
+
+@pytest.mark.parametrize("home", ["absent", "a file"])
+def test_without_a_home_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str
+) -> None:
+    """No warning: every process compiles for itself."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    (tmp_path / "home").touch()
+    if home == "absent":
+        monkeypatch.setattr(Path, "home", lambda: Path("~nobody").expanduser())
+    assert compiler.cache_folder() is None
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_library_that_was_damaged_anywhere_is_not_loaded(
-    kept: compiler.Cache, data: st.DataObject
+    folder: Path, data: st.DataObject
 ) -> None:
-    put(kept)
-    whole = (kept.path / NAME).read_bytes()
-    assert is_taken(kept)
+    place = folder / NAME
+    compiler.keep(CONTENT, place)
+    whole = place.read_bytes()
+    assert is_taken(place)
     begin = data.draw(st.integers(0, len(whole) - 1))
     end = data.draw(st.integers(begin + 1, len(whole)))
     damage = data.draw(st.sampled_from(["cut short", "zeroed", "flipped", "longer"]))
@@ -175,127 +148,54 @@ def test_a_library_that_was_damaged_anywhere_is_not_loaded(
         damaged[begin] ^= 1 << data.draw(st.integers(0, 7))
     else:
         damaged += bytes(end)
-    (kept.path / NAME).write_bytes(damaged)
-    assert is_taken(kept) == (bytes(damaged) == whole)
+    place.write_bytes(damaged)
+    assert is_taken(place) == (bytes(damaged) == whole)
 
 
-def test_what_is_made_is_the_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_what_is_made_is_the_users_alone_whatever_the_umask(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
     before = os.umask(0)
     try:
-        with compiler.opened(tmp_path / "new" / "gradwire") as folder:
-            assert folder is not None
-            put(folder)
-            with folder.one_builder(NAME, 0.0):
-                pass
+        folder = compiler.cache_folder()
+        assert folder is not None
+        compiler.keep(CONTENT, folder / NAME)
+        with compiler.one_builder(folder / NAME):
+            pass
     finally:
         os.umask(before)
-    for path in (folder.path.parent, folder.path):
+    for path in (folder.parent, folder):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    assert {path.suffix for path in folder.path.iterdir()} == {".so", ".lock"}
-    for path in folder.path.iterdir():
+    assert {path.suffix for path in folder.iterdir()} == {".so", ".lock"}
+    for path in folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_folder_that_is_exchanged_while_it_is_open_is_not_used(
-    kept: compiler.Cache, tmp_path: Path
+def test_a_library_that_finds_no_room_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    """Whoever may rename in the folder above cannot put one of his own under the name."""
-    own = kept.path.rename(tmp_path / "moved")
-    kept.path.mkdir()
-    (kept.path / NAME).write_bytes(b"planted")
-    assert is_taken(kept)
-    (own / NAME).unlink()
-    assert not is_taken(kept)
-    put(kept)
-    assert (own / NAME).exists()
-    assert (kept.path / NAME).read_bytes() == b"planted"
+    def full(path: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        compiler.keep(CONTENT, folder / "other-4567.so")
+    assert [path.name for path in folder.iterdir()] == [NAME]
 
 
-def test_a_library_is_on_the_disk_before_it_has_its_name(
-    monkeypatch: pytest.MonkeyPatch, kept: compiler.Cache
-) -> None:
-    """A crash of the machine leaves no file that is whole by its length only."""
-    (kept.path / NAME).unlink()
-    synced: list[tuple[bool, bool]] = []
-
-    def fsync(handle: int, real: Callable[[int], None] = os.fsync) -> None:
-        real(handle)
-        is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
-        synced.append((is_folder, (kept.path / NAME).exists()))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    put(kept)
-    assert synced == [(False, False), (True, True)]
-
-
-@pytest.fixture
-def held(kept: compiler.Cache) -> Iterator[None]:
-    """Someone holds the library's lock, as a builder that is stopped does."""
-    with (kept.path / NAME).with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@pytest.mark.usefixtures("held")
-@pytest.mark.parametrize("there", [b"", b"damaged"])
-def test_who_waited_long_enough_builds_too_and_says_so(
-    kept: compiler.Cache, caplog: pytest.LogCaptureFixture, there: bytes
-) -> None:
-    (kept.path / NAME).unlink()
-    if there:
-        (kept.path / NAME).write_bytes(there)
-    with kept.one_builder(NAME, 0.0):
-        put(kept)
-    (line,) = warnings(caplog)
-    assert "may be stopped" in line
-    assert NAME in line
-
-
-def test_a_process_that_was_forked_by_a_builder_does_not_keep_its_lock(
-    kept: compiler.Cache,
-) -> None:
-    (kept.path / NAME).unlink()
+def test_a_process_that_was_forked_by_a_builder_does_not_keep_its_lock(folder: Path) -> None:
     leave = os.pipe()
-    with kept.one_builder(NAME, 0.0):
+    with compiler.one_builder(folder / NAME):
         child = os.fork()
         if child == 0:
             os.close(leave[1])
             os.read(leave[0], 1)
             os._exit(0)
     try:
-        with (kept.path / NAME).with_suffix(".lock").open() as file:
+        with (folder / NAME).with_suffix(".lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         os.close(leave[0])
         os.close(leave[1])
         os.waitpid(child, 0)
-
-
-def test_leftovers_of_killed_compiles_are_swept(kept: compiler.Cache) -> None:
-    old, young = kept.path / "some-1.tmp", kept.path / "some-2.tmp"
-    for path in (old, young):
-        path.touch()
-    os.utime(old, (0, 0))
-    kept.remove_stale()
-    assert not old.exists()
-    assert young.exists()
-
-
-def test_without_any_folder_a_private_one_is_made(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "cache").touch()
-    (tmp_path / "home").touch()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    planted = tmp_path / f"gradwire-{os.geteuid()}"
-    planted.mkdir()
-    planted.chmod(0o777)
-    compiler._last_resort.cache_clear()
-    try:
-        found = first()
-    finally:
-        compiler._last_resort.cache_clear()
-    assert found not in (tmp_path / "cache" / "gradwire", planted)
-    assert stat.S_IMODE(found.stat().st_mode) == 0o700
-    (line,) = warnings(caplog)
-    assert str(planted) in line

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import functools
 import hashlib
@@ -24,7 +23,6 @@ import stat
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,206 +34,45 @@ from .prebuilt import load_prebuilt
 
 # ---- The cache of compiled libraries ------------------------------------------------------------
 #
-# Its files run in this process, so nobody else may write there. A folder counts only if it belongs
-# to this user, or to root of this system or container, who needs no library to have his way; if no
-# group and no other user may write into it; and if its name is no symbolic link. It is checked once
-# it is open, and all that is done there is done through the open folder: what becomes of its name
-# meanwhile does not matter. A folder that does not count is passed over with a warning that says
-# why; one that only has no room, without a word.
+# Its files run in this process, so nobody else may write there: the folder belongs to this user, or
+# to root of this system or container, who needs no library to have his way; no group and no other
+# user may write into it; and its name is no symbolic link.
 #
 # A library ends in the SHA-256 digest of all that is before it. One that was cut short, or zeroed
 # by a crash of the machine, would end the process by a signal: it is not loaded but built again.
 
 _DIGEST_BYTES = 32
-_LIBRARY_BYTES = 1 << 18  # room that a folder has to have; libraries take a tenth of it
-_STALE_S = 3600.0  # a draft this old belongs to a compile that was killed
-_POLL_S = 0.02
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _log = logging.getLogger("gradwire")
 _told: set[Path] = set()
 """Paths that were warned of."""
 
 
-def paths() -> Iterator[Path]:
-    """The folders that may hold libraries, the best first: XDG cache, ~/.cache, temporary ones."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    lasting = [Path(given)] if given else []
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        lasting.append(Path.home() / ".cache")
-    yield from (base / "gradwire" for base in lasting)
-    yield Path(tempfile.gettempdir()) / f"gradwire-{os.geteuid()}"
-    yield _last_resort()
+def cache_folder() -> Path | None:
+    """The folder that keeps libraries: $XDG_CACHE_HOME/gradwire or ~/.cache/gradwire.
 
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[Cache | None]:
-    """The cache in this folder, which is made if need be; None where it cannot be one."""
-    handle = _open(path)
-    if handle is None:
-        yield None
-        return
+    None where it cannot be made, or with a warning where others can write there.
+    """
     try:
-        yield Cache(path, handle)
-    finally:
-        os.close(handle)
-
-
-@dataclass(frozen=True)
-class Cache:
-    """An open folder in which nobody else can write; ``handle`` is its file descriptor."""
-
-    path: Path
-    handle: int
-
-    @property
-    def root(self) -> Path:
-        """A name that leads to this very folder for as long as it is open."""
-        with contextlib.suppress(OSError):
-            found = Path(f"/proc/self/fd/{self.handle}")
-            if os.path.samestat(found.stat(), os.fstat(self.handle)):
-                return found
-        return self.path  # without /proc
-
-    def load(self, name: str) -> ctypes.CDLL | None:
-        """The library of this name; None if there is none that may be loaded.
-
-        One that is damaged, or that someone else could have changed, is warned of.
-        """
-        place = self.root / name
-        fault = _fault_of_library(place)
-        if fault is None:
-            # The loader takes equal names for equal files, so ``name`` has to tell the content.
-            return ctypes.CDLL(str(place))
-        if fault:
-            _warn_once(self.path / name, f"is built again: it {fault}")
+        given = os.environ.get("XDG_CACHE_HOME", "")
+        folder = (Path(given) if given else Path.home() / ".cache") / "gradwire"
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except (OSError, RuntimeError):  # a user may have no home
         return None
-
-    def has_room(self) -> bool:
-        """Whether a library can be written here: in a full folder an empty file still can."""
-        try:
-            with tempfile.TemporaryFile(dir=self.root) as file:
-                file.write(bytes(_LIBRARY_BYTES))
-                file.flush()
-                return True
-        except OSError:
-            return False
-
-    @contextlib.contextmanager
-    def draft(self, name: str) -> Iterator[str]:
-        """The name of a new file, to be filled, that becomes the library ``name`` in one step.
-
-        Neither a killed compile nor a crash of the machine leaves a library that is none.
-        """
-        root = self.root
-        handle, path = tempfile.mkstemp(dir=root, prefix=Path(name).stem, suffix=".tmp")
-        os.close(handle)
-        fresh = root / Path(path).name
-        try:
-            yield fresh.name
-            with os.fdopen(os.open(fresh, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
-                digest = hashlib.file_digest(file, "sha256").digest()
-                file.seek(0, os.SEEK_END)
-                file.write(digest)
-                file.flush()
-                os.fchmod(file.fileno(), 0o600)  # linkers give rights as the umask says
-                os.fsync(file.fileno())
-            fresh.replace(root / name)
-            with contextlib.suppress(OSError):  # not every file system does it for folders
-                os.fsync(self.handle)
-        finally:
-            fresh.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def one_builder(self, name: str, patience_s: float) -> Iterator[None]:
-        """Lets one process build ``name`` while others wait until it is there or ``patience_s``.
-
-        It only saves work. Where nothing can be locked, and when the builder is stopped, every
-        process builds, and the last rename wins.
-        """
-        lock = (self.root / name).with_suffix(".lock")
-        try:
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError:
-            yield
-            return
-        try:
-            self._wait(handle, name, patience_s)
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                # By hand: a process forked meanwhile has the lock too, for as long as it lives.
-                fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
-
-    def _wait(self, lock: int, name: str, patience_s: float) -> None:
-        """Returns with the lock, which the system takes from holders that die, or without."""
-        deadline_s = time.monotonic() + patience_s
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                pass
-            except OSError:  # a file system without locks
-                return
-            if _fault_of_library(self.root / name) is None:
-                return
-            if time.monotonic() >= deadline_s:
-                _log.warning(
-                    "kernel cache: the process that builds %s has taken %g s, and may be stopped; "
-                    "this process builds it too",
-                    self.path / name,
-                    patience_s,
-                )
-                return
-            time.sleep(_POLL_S)
-
-    def remove_stale(self) -> None:
-        """Takes away drafts of compiles that were killed."""
-        for path in self.root.glob("*.tmp"):
-            with contextlib.suppress(OSError):
-                if time.time() - path.lstat().st_mtime > _STALE_S:
-                    path.unlink()
-
-
-def _open(path: Path) -> int | None:
-    """The folder's descriptor; None, with a warning if it is there and does not count."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        handle = os.open(path, _READ | os.O_DIRECTORY)
-    except OSError:
-        with contextlib.suppress(OSError):
-            _is_safe(path, path.lstat())
-        return None
-    if _is_safe(path, os.fstat(handle)):
-        return handle
-    os.close(handle)
+    fault = _fault_of_folder(found)
+    if fault is None:
+        return folder
+    remedy = "make it a folder of yours alone (chown, chmod 700), or set XDG_CACHE_HOME"
+    _warn_once(folder, f"is passed over: it {fault}; {remedy}")
     return None
 
 
-def _is_safe(path: Path, found: os.stat_result) -> bool:
-    """Whether nobody else can change what is in the folder; warns of one where others can."""
+def _fault_of_folder(found: os.stat_result) -> str | None:
+    """Why someone else could change what is in the folder; None if nobody could."""
     if stat.S_ISLNK(found.st_mode):
-        fault, remedy = "is a symbolic link", "link the folder above it, or set XDG_CACHE_HOME"
-    else:
-        fault = _fault_of_owner(found) or ""
-        remedy = "make it yours alone (chown, chmod 700), or take it away"
-    if fault:
-        _warn_once(path, f"is passed over: it {fault}; {remedy}")
-    return not fault
-
-
-def _warn_once(path: Path, what: str) -> None:
-    if path not in _told:
-        _told.add(path)
-        _log.warning("kernel cache: %s %s", path, what)
-
-
-def _fault_of_owner(found: os.stat_result) -> str | None:
-    """Why someone else could have changed it; None if nobody could."""
+        return "is a symbolic link"
     if found.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {found.st_uid}, and this process runs as {os.geteuid()}"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -243,31 +80,55 @@ def _fault_of_owner(found: os.stat_result) -> str | None:
     return None
 
 
-def _fault_of_library(path: Path) -> str | None:
-    """Why a file must not be loaded; "" if there is none, None if it may be loaded."""
+def load_kept(place: Path) -> ctypes.CDLL | None:
+    """The library that is kept there; None if there is none, or with a warning if it is damaged."""
     try:
-        handle = os.open(path, _READ | os.O_NONBLOCK)  # a pipe would wait for its writer
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        linked = error.errno == errno.ELOOP
-        return "is a symbolic link" if linked else f"cannot be opened ({error.strerror})"
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            return "is no file"
-        fault = _fault_of_owner(found)
-        if fault is not None:
-            return fault
-        content = memoryview(file.read())
-    digest = hashlib.sha256(content[:-_DIGEST_BYTES]).digest()
-    return None if content[-_DIGEST_BYTES:] == digest else "is damaged (its digest does not fit)"
+        content = memoryview(place.read_bytes())
+    except OSError:
+        return None
+    if hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]:
+        return ctypes.CDLL(str(place))
+    _warn_once(place, "is built again: it is damaged (its digest does not fit)")
+    return None
 
 
-@functools.cache
-def _last_resort() -> Path:
-    """A folder of this process's own, where no other could be had."""
-    return Path(tempfile.mkdtemp(prefix="gradwire-"))
+def keep(content: bytes, place: Path) -> None:
+    """Makes a library under this name, in one step: nobody ever sees a part of it."""
+    handle, draft = tempfile.mkstemp(dir=place.parent, prefix=place.stem, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content + hashlib.sha256(content).digest())
+        Path(draft).replace(place)
+    finally:
+        Path(draft).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def one_builder(place: Path) -> Iterator[None]:
+    """Lets one process build a library while others wait until it is there.
+
+    It only saves work. Where nothing can be locked every process builds, and the last rename wins.
+    """
+    try:
+        handle = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)  # the system takes it from holders that die
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            # By hand: a process forked meanwhile has the lock too, for as long as it lives.
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
+
+
+def _warn_once(path: Path, what: str) -> None:
+    if path not in _told:
+        _told.add(path)
+        _log.warning("kernel cache: %s %s", path, what)
 
 
 # ---- the compiler ------------------------------------------------------------------------------
@@ -282,14 +143,13 @@ FLAG_SETS: tuple[tuple[str, ...], ...] = (
 """Tried in turn: not every compiler has OpenMP, or knows the machine it runs on."""
 
 _COMPILE_TIMEOUT_S = 300.0
-_LOCK_PATIENCE_S = _COMPILE_TIMEOUT_S + 30.0  # a builder that lives is done by then
 
 _lock = threading.Lock()
 _loading: dict[CppSource, threading.Lock] = {}
 """A lock for each source: unlike ones are compiled side by side."""
 _loaded: dict[CppSource, ctypes.CDLL | None] = {}
 _origins: dict[CppSource, str] = {}
-_state = {"forced": 0, "warned": 0}
+_state = {"forced": 0, "warned": 0, "said": 0}
 _EXPORT = re.compile(r"^GW_EXPORT (\w+) (\w+)\(([^)]*)\)", re.M)
 _C_TYPES = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
 
@@ -330,17 +190,15 @@ class CppSource:
         return f"{self.name}-{digest.hexdigest()[:24]}.so"
 
 
-def load_compiled(
-    source: CppSource, on_build: Callable[[Path], None] = lambda folder: None
-) -> ctypes.CDLL | None:
+def load_compiled(source: CppSource) -> ctypes.CDLL | None:
     """The compiled ``source``, or None where its reference has to serve.
 
     Its functions take and return what their C++ declarations say: see ``declare``.
 
     Loads what the wheel brings. Else it compiles on the first call on a machine (one to four
-    seconds) and loads from the cache on the first call in a process. ``on_build`` is called before
-    the compiler is, with the cache's folder. Without a compiler, or when it fails, a warning is
-    logged once and None is returned from then on.
+    seconds) and loads from the cache on the first call in a process. The first rank of a machine
+    says once that it compiles. Without a compiler, or when it fails, a warning is logged once and
+    None is returned from then on.
     """
     if _state["forced"]:
         return None
@@ -350,7 +208,7 @@ def load_compiled(
         with own:
             if source not in _loaded:
                 ready = load_prebuilt(source.prebuilt_name)
-                library = _found_or_built(source, on_build) if ready is None else ready[0]
+                library = _found_or_built(source) if ready is None else ready[0]
                 if library is not None:
                     declare(library, source.text)
                     _origins[source] = "compiled here" if ready is None else f"prebuilt {ready[1]}"
@@ -426,29 +284,49 @@ def library_name(source: CppSource, compiler: str, flags: tuple[str, ...]) -> st
     return f"{source.name}-{digest.hexdigest()[:24]}.so"
 
 
-def _found_or_built(source: CppSource, on_build: Callable[[Path], None]) -> ctypes.CDLL | None:
+def _found_or_built(source: CppSource) -> ctypes.CDLL | None:
     compiler = find_compiler()
     if compiler is None:
         _warn("no C++ compiler (c++, g++ or clang++) is on the PATH")
         return None
-    failure = ""
+    failure, folder = "", cache_folder()
     for flags in source.flag_sets:
         name = library_name(source, compiler, flags)
         command = [compiler, *flags, f"-I{source.headers.absolute()}", "-x", "c++"]
         try:
-            for path in paths():  # the first folder of the cache that has it, or room for it
-                with opened(path) as folder:
-                    library = None if folder is None else folder.load(name)
-                    if folder is not None and library is None and folder.has_room():
-                        on_build(folder.path)
-                        library = _built(command, source.text, folder, name)
-                    if library is not None:
-                        return library
-            failure = "no folder has room for a library"
+            if folder is None:
+                return _built(command, source.text, None, name)
+            place = folder / name
+            library = load_kept(place)
+            if library is None:
+                with one_builder(place):
+                    library = load_kept(place)  # another process may have built it meanwhile
+                    return library or _built(command, source.text, folder, name)
+            return library
         except (OSError, subprocess.SubprocessError) as error:
             failure = _reason(error)
     _warn(f"{compiler} could not build {source.name}: {failure}")
     return None
+
+
+def _built(command: Sequence[str], text: str, folder: Path | None, name: str) -> ctypes.CDLL:
+    """A new library, kept in ``folder`` if there is room; raises an error of the compiler's."""
+    if not _state["said"] and os.environ.get("LOCAL_RANK", "0") == "0":
+        _state["said"] = 1
+        # As a warning: lines of lower levels are not shown unless they are asked for.
+        where = "for this process alone" if folder is None else f"once; they are kept in {folder}"
+        _log.warning("compiling C++ kernels, which takes seconds (%s)", where)
+    with tempfile.TemporaryDirectory(prefix="gradwire-") as private:
+        built = Path(private, name)
+        # There and not where training was started: headers of a text without a file are looked for
+        # in the working folder first.
+        _said([*command, "-o", str(built), "-"], text, _COMPILE_TIMEOUT_S, Path(private))
+        library = None
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                keep(built.read_bytes(), folder / name)
+                library = load_kept(folder / name)
+        return library or ctypes.CDLL(str(built))
 
 
 def _warn(why: str) -> None:
@@ -462,27 +340,6 @@ def _reason(error: Exception) -> str:
         lines = [line for line in str(error.stderr).splitlines() if "error" in line]
         return lines[0] if lines else str(error)
     return str(error)
-
-
-def _built(command: Sequence[str], text: str, folder: Cache, name: str) -> ctypes.CDLL:
-    with folder.one_builder(name, _LOCK_PATIENCE_S):
-        library = folder.load(name)  # another process may have built it meanwhile
-        if library is None:
-            folder.remove_stale()
-            with folder.draft(name) as draft:
-                _compile([*command, "-o", draft, "-"], text, folder.root)
-            library = folder.load(name)
-    if library is None:
-        raise OSError(f"{folder.path / name} is not what was written there")
-    return library
-
-
-def _compile(command: Sequence[str], text: str, folder: Path) -> None:
-    """Runs there and not where training was started.
-
-    Headers of a text without a file are looked for in the working folder first.
-    """
-    _said(command, text, _COMPILE_TIMEOUT_S, folder)
 
 
 @functools.cache

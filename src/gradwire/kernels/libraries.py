@@ -6,9 +6,8 @@ import ctypes
 import functools
 import logging
 import os
-import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -22,8 +21,6 @@ from .compiler import CppSource, load_compiled, reference_only
 
 __all__ = ["backend", "libraries", "load_library", "loader", "reference_only"]
 
-_FIRST_S, _PERIOD_S = 0.3, 3.0
-"""Seconds until the first line that tells how far the compiler is, and between two of them."""
 _log = logging.getLogger("gradwire")
 _SOURCES = Path(__file__).parent / "csrc"
 _named: dict[tuple[str, Path], None] = {}
@@ -35,12 +32,10 @@ def libraries() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _SOURCES.glob("*.cpp")))
 
 
-def load_library(
-    name: str, on_build: Callable[[Path], None] = lambda folder: None, folder: Path = _SOURCES
-) -> ctypes.CDLL | None:
+def load_library(name: str, folder: Path = _SOURCES) -> ctypes.CDLL | None:
     """The compiled ``name``.cpp of csrc/, or of another package's ``folder``, which includes the
     same headers; None where the torch reference has to serve."""
-    return load_compiled(source(name, folder), on_build)
+    return load_compiled(source(name, folder))
 
 
 def loader(name: str, folder: Path = _SOURCES) -> Callable[[], ctypes.CDLL | None]:
@@ -68,34 +63,22 @@ def being_built(
     By default these are the kernels of modules that are imported, also by the block.
 
     An attach does so, which keeps the compiler out of the first step. What neither the wheel nor
-    the cache has is compiled, as many at a time as there are cores. That takes seconds, so the
-    first rank of each machine logs how far it is, as a warning: lines of lower levels are not shown
-    unless they are asked for. The list that is given is filled at the end.
+    the cache has is compiled, as many at a time as there are cores. The list that is given is
+    filled at the end.
     """
-    folders, found = list[Path](), list[ctypes.CDLL | None]()
+    found = list[ctypes.CDLL | None]()
     jobs: dict[tuple[str, Path], Future[ctypes.CDLL | None]] = {}
-    start_s = time.monotonic()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "gradwire-kernels") as pool:
 
         def submit() -> None:
             for name, folder in wanted():
                 if (name, folder) not in jobs:
-                    jobs[name, folder] = pool.submit(load_library, name, folders.append, folder)
+                    jobs[name, folder] = pool.submit(load_library, name, folder)
 
         submit()
         yield found
         submit()
-        left, said = set(jobs.values()), False
-        while left:
-            _, left = wait(left, _PERIOD_S if said else _FIRST_S)
-            if left and folders and os.environ.get("LOCAL_RANK", "0") == "0":
-                where = "" if said else f" (once on this machine; they are kept in {folders[0]})"
-                counts = len(jobs), where, len(jobs) - len(left)
-                _log.warning("compiling %d C++ kernels%s: %d are done", *counts)
-                said = True
     found += [job.result() for job in jobs.values()]
-    if said:
-        _log.warning("compiling took %.0f s", time.monotonic() - start_s)
 
 
 @functools.cache
