@@ -20,7 +20,6 @@ from gradwire.dsl.language import (
     extract,
     filter,
     greater,
-    int32,
     map,
     pick,
     reduce,
@@ -150,26 +149,21 @@ def test_stages_run_together_where_they_can():
     assert [len(stage.stages) for stage in made] == [3, 2]  # total, size, least; then the others
 
 
-# ---- orders of one's own -------------------------------------------------------------------------
+# ---- the whole gradient in order -----------------------------------------------------------------
 
 
 class ordered(Summary):
-    """Elements at thirds of the whole gradient: by distance from 1, largest first by whole part."""
+    """Elements at thirds of the whole gradient: of distances from 1, and largest first."""
 
     def encode(self, gradient):
-        near = sort(gradient, lambda a, b: abs(a - 1) < abs(b - 1))
-        parts = sort(gradient, lambda a, b: int32(a) > int32(b))
+        near = sort(map(gradient, lambda x: abs(x - 1)), lambda a, b: a < b)
+        falling = sort(gradient, lambda a, b: a > b)
         picked = {f"near{i}": pick(near, i / 3) for i in range(4)}
-        picked |= {f"part{i}": pick(parts, i / 3) for i in range(4)}
+        picked |= {f"falling{i}": pick(falling, i / 3) for i in range(4)}
         return concat(**picked, bits=bits(gradient))
 
     def decode(self, compressed):
         return map(extract(compressed)[-1], lambda bit: bit)
-
-
-def rank_of_key(key: float) -> float:
-    """NaN ranks above infinity."""
-    return math.inf if math.isnan(key) else min(key, 1e300)
 
 
 FEW = st.lists(
@@ -181,14 +175,11 @@ FEW = st.lists(
 
 @bounded(60)
 @given(values=FEW)
-def test_an_order_of_ones_own_is_a_stable_sort_by_its_key(values):
+def test_the_whole_gradient_is_sorted_and_nan_ranks_above_infinity(values):
     found, _ = ordered(block=64).encode(None, torch.tensor(values))
-    near = sorted(values, key=lambda x: rank_of_key(abs(x - 1)))
-    whole_part = {math.inf: 2**31 - 1, -math.inf: -(2**31)}
-    parts = sorted(
-        values, key=lambda x: -(0 if math.isnan(x) else whole_part.get(x) or math.trunc(x))
-    )
+    near = torch.tensor(values).sub(1).abs().sort().values
+    falling = torch.tensor(values).sort(descending=True).values
     for i in range(4):
         place = min(int(i / 3 * len(values)), len(values) - 1)
-        for name, want in ((f"near{i}", near[place]), (f"part{i}", parts[place])):
-            assert found[name].item() == pytest.approx(want, abs=0, nan_ok=True)
+        for name, want in ((f"near{i}", near[place]), (f"falling{i}", falling[place])):
+            assert found[name].item() == pytest.approx(want.item(), abs=0, nan_ok=True)

@@ -26,7 +26,7 @@ from ..kernels import select
 from .build import Built
 from .interp import Call, Draws
 from .ir import FLOAT32, INT32, UNSIGNED, Buffer, DType, Extent, Kernel, Op
-from .rewrite import KEYS, OUT, RANKED, Pick, StageKernels, Traced, partials, unpacked
+from .rewrite import OUT, RANKED, Pick, StageKernels, Traced, partials, unpacked
 
 # ---- The layout of a program's fields: the format of a payload, and what its size tells --------
 #
@@ -159,9 +159,6 @@ def _picked(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dic
     counts = [how.draw.count(call.numel) for call in calls]
     device = calls[0].device
     samples = scratch("sample", torch.float32, counts, device)
-    keys = samples
-    if how.key is not None:
-        keys = scratch(KEYS, MEMORY[how.key.dtype], counts, device)
     drawing = [
         call._replace(
             numel=count,
@@ -170,28 +167,20 @@ def _picked(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dic
                 "population": _single(call.numel, torch.int32, device),
                 "num_drawn": _single(count, torch.int32, device),
                 "sample": sample_S,
-                KEYS: key_S,
             },
         )
-        for call, count, sample_S, key_S in zip(calls, counts, samples, keys, strict=True)
+        for call, count, sample_S in zip(calls, counts, samples, strict=True)
     ]
     run_forms(built, made.plain, made.with_residual, drawing)
     return [
-        {name: _sorted_at(sample_S, key_S, how, call.numel) for name, how in picks.items()}
-        for call, sample_S, key_S in zip(calls, samples, keys, strict=True)
+        {name: _picked_of(sample_S, how, call.numel) for name, how in picks.items()}
+        for call, sample_S in zip(calls, samples, strict=True)
     ]
 
 
-def _sorted_at(sample_S: Tensor, key_S: Tensor, how: Pick, numel: int) -> Tensor:
-    """The element that is picked, as a vector of one; equal keys stay in the order of places."""
+def _picked_of(sample_S: Tensor, how: Pick, numel: int) -> Tensor:
     place = how.place(numel)
-    key = _nth_smallest(key_S, key_S.numel() - 1 - place if how.descending else place)
-    if key_S is sample_S:
-        return key
-    first_S, then_S = (key, key_S) if how.descending else (key_S, key)
-    before_S = (first_S < then_S) | (then_S.isnan() & ~first_S.isnan())
-    alike_S = (key_S == key) | (key_S.isnan() & key.isnan())
-    return sample_S[alike_S.nonzero()[place - int(before_S.sum())]]
+    return _nth_smallest(sample_S, sample_S.numel() - 1 - place if how.descending else place)
 
 
 def _nth_smallest(vector_S: Tensor, rank: int) -> Tensor:

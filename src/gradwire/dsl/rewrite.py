@@ -110,12 +110,11 @@ class Draw:
 
 @dataclass(frozen=True)
 class Pick:
-    """The element at ``fraction`` of a sorted sample, by ``key`` if they are not the keys."""
+    """The element at ``fraction`` of a sorted sample."""
 
     draw: Draw
     descending: bool
     fraction: float
-    key: Node | None = None
 
     def place(self, numel: int) -> int:
         """The place of the one picked in the sorted sample of ``numel`` elements."""
@@ -183,15 +182,12 @@ def recorded(operator: str) -> Recording:
 class Sample(Symbol):
     """Some elements, drawn at random with replacement, or all; in order once sorted."""
 
-    __slots__ = ("descending", "draw", "key", "node")
+    __slots__ = ("descending", "draw", "node")
 
-    def __init__(
-        self, node: Node, draw: Draw, descending: bool | None = None, key: Node | None = None
-    ) -> None:
+    def __init__(self, node: Node, draw: Draw, descending: bool | None = None) -> None:
         self.node = node
         self.draw = draw
         self.descending = descending
-        self.key = key
 
 
 def sample(vector: Vector, share: float, least: int = 1) -> Sample:
@@ -211,47 +207,25 @@ def sample(vector: Vector, share: float, least: int = 1) -> Sample:
 def sort(elements: Sample | Vector, udf: Callable[[Any, Any], Number]) -> Sample:
     """A sample, or the whole gradient's elements, in the order that ``udf`` of two of them says.
 
-    ``smaller`` or ``greater`` comes first; or ``udf`` is an order of one's own, a comparison by
-    ``<`` or ``>`` of one expression of either: ``lambda a, b: abs(a) > abs(b)``. Equal ones keep
-    the order of their places. NaN ranks above infinity.
+    ``smaller`` or ``greater`` comes first; or ``udf`` compares its arguments by ``<`` or ``>``. For
+    an order by a key, map to the key first. NaN ranks above infinity.
     """
     if isinstance(elements, Vector):
         recorded("sort()")
         elements = Sample(_drawn_from("sort", elements), Draw(1.0, 1, None))
     if not isinstance(elements, Sample):
         refuse("sort of what is no vector", "sort(v, smaller) or sort(sample(v, share), smaller)")
-    value, draw = elements.node, elements.draw
-    first, second = (Scalar(ir.node(Op.ARG, dtype=FLOAT32, arg=i)) for i in (0, 1))
-    said = udf(first, second)
-    if isinstance(said, Scalar) and said.node.dtype is BOOL:
-        argument, descending = _order(said.node, first.node, second.node)
-        (key,) = substitute((argument,), {first.node: value})
-        if draw.stream is not None:
-            _check_anywhere("sort of a sample by", key)
-        return Sample(value, draw, descending, None if key is value else key)
-    found = said.node if isinstance(said, Scalar) else value
-    both = {*found.sources} == {first.node, second.node}
-    if not both or found.op not in (Op.SMALLER, Op.GREATER):
-        refuse("sort by a function that is no order", _ORDERS)
-    return Sample(value, draw, found.op is Op.GREATER)
+    first, second = (ir.node(Op.ARG, dtype=FLOAT32, arg=i) for i in (0, 1))
+    said = udf(Scalar(first), Scalar(second))
+    found = said.node if isinstance(said, Scalar) else elements.node
+    if {*found.sources} != {first, second} or found.op not in _ORDERS:
+        remedy = "sort by smaller or greater, and map to what is sorted by: sort(map(v, abs), ...)"
+        refuse("sort by a function that is no order", remedy)
+    is_less = found.op is Op.LESS and found.sources[0] is first
+    return Sample(elements.node, elements.draw, found.op is not Op.SMALLER and not is_less)
 
 
-_ORDERS = "sort by smaller, greater, or as lambda a, b: abs(a) > abs(b), one expression of either"
-
-
-def _order(said: Node, first: Node, second: Node) -> tuple[Node, bool]:
-    """The key of an order as an expression of ``first``, and whether the greatest is first.
-
-    So what is sorted by is an order for certain: no comparison contradicts another.
-    """
-    if said.op is not Op.LESS:
-        refuse("sort by a condition that is no order by < or >", _ORDERS)
-    left, right = said.sources
-    descending = second in ir.walk([left])
-    key, other = (right, left) if descending else (left, right)
-    if first not in ir.walk([key]) or substitute((key,), {first: second})[0] is not other:
-        refuse("sort by a comparison of two different expressions", _ORDERS)
-    return key, descending
+_ORDERS = (Op.SMALLER, Op.GREATER, Op.LESS)
 
 
 def _drawn_from(operator: str, vector: Vector) -> Node:
@@ -280,7 +254,7 @@ def pick(drawn: Sample, fraction: float) -> Scalar:
         refuse("pick from what is not in order", "pick(sort(sample(v, share), smaller), fraction)")
     if not isinstance(fraction, float | int) or not 0 <= fraction <= 1:
         refuse(f"pick at {fraction!r}", "give a number in [0, 1]: 0.5 for the median")
-    how = Pick(drawn.draw, drawn.descending, fraction, drawn.key)
+    how = Pick(drawn.draw, drawn.descending, fraction)
     return recorded("pick()").stage(drawn.node, how)
 
 
@@ -320,8 +294,6 @@ POPULATION = Buffer("population", INT32, Extent.CALL)
 NUM_DRAWN = Buffer("num_drawn", INT32, Extent.CALL)
 """The number of elements that are drawn."""
 SAMPLE = Buffer("sample", FLOAT32, Extent.ELEMENT)
-KEYS = "keys"
-"""The name of the buffer of what a sample is sorted by, if that is not its elements."""
 OWN_BUFFERS = (GRADIENT, LATEST, RESIDUAL, OUT, SUM, SCALE, RANKED)
 """Buffers of the kernels that read or write fields as well: no field may have such a name."""
 
@@ -524,8 +496,7 @@ def _joins(group: list[Stage], stage: Stage) -> bool:
     """Whether a stage may run with those before it, of which it must need no result."""
     first = group[0]
     if isinstance(first.how, Pick) and isinstance(stage.how, Pick):
-        alike = first.how.draw == stage.how.draw and first.how.key is stage.how.key
-        return alike and first.value is stage.value
+        return first.how.draw == stage.how.draw and first.value is stage.value
     if isinstance(first.how, Pick) or isinstance(stage.how, Pick):
         return False
     results = {load_buffer(earlier.result) for earlier in group}
@@ -533,17 +504,12 @@ def _joins(group: list[Stage], stage: Stage) -> bool:
 
 
 def _stage(program: Traced, name: str, stages: tuple[Stage, ...]) -> StageKernels:
-    how, stores = stages[0].how, tuple[Node, ...]()
+    how, plain, with_residual = stages[0].how, _PLAIN, _WITH_RESIDUAL
     if isinstance(how, Pick):
-        plain, with_residual = _PLAIN, _WITH_RESIDUAL
         if how.draw.stream is not None:
             plain, with_residual = _gathered(how.draw.stream)
-        stores = (store(SAMPLE, _canonical(stages[0].value)),)
-        if how.key is not None:
-            keys = Buffer(KEYS, how.key.dtype, Extent.ELEMENT)
-            stores = (*stores, store(keys, _canonical(how.key)))
+        stores: tuple[Node, ...] = (store(SAMPLE, _canonical(stages[0].value)),)
     else:
-        plain, with_residual = _PLAIN, _WITH_RESIDUAL
         stores = tuple(
             store(
                 Buffer(partials(stage), stage.result.dtype, Extent.BLOCK), _canonical(stage.value)
