@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.steps.shares import pack
-from gradwire.compress.deft import layer_k, loads, packable, two_stage, work
+from gradwire.compress.deft import layer_k, loads, two_stage, work
 from gradwire.compress.topk import topk
 from gradwire_bench.report import bars, curves
 from gradwire_bench.workloads.train import layer_sizes
@@ -187,10 +187,11 @@ def _expected(given: Selected, world: int) -> dict[str, float | None]:
     """
     grad_N, numel = given.grad_N, given.grad_N.numel()
     k = max(1, round(given.density * numel))
-    papers_L, ours_L = (torch.tensor(cut(given.layers, world)) for cut in (two_stage, packable))
-    comparisons = papers_L * _k_of(grad_N, papers_L, k).double().log2()
+    sizes_L = torch.tensor(two_stage(given.layers, world))
+    k_L = _k_of(grad_N, sizes_L, k)
+    comparisons = sizes_L * k_L.double().log2()
     [whole] = work(torch.tensor([numel]), torch.tensor([k]))
-    parts = work(ours_L, _k_of(grad_N, ours_L, k))
+    parts = work(sizes_L, k_L)
     return {
         "speedup_by_equation_6": _ratio(numel * log2(k), heaviest(comparisons.tolist(), world)),
         "speedup_by_equation_8": _ratio(numel * log2(k), numel / world * log2(k / world)),
