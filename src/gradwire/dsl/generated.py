@@ -6,7 +6,7 @@ first, sums and residuals of another dtype are computed by torch from what was s
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -24,9 +24,9 @@ from ..contract.spec import TensorSpec, check_gradient
 from ..errors import invalid
 from ..kernels import select
 from .build import Built
-from .interp import Call, Draws
+from .interp import Call, Draws, to_bytes
 from .ir import FLOAT32, INT32, UNSIGNED, Buffer, DType, Extent, Kernel, Op
-from .rewrite import OUT, RANKED, Pick, StageKernels, Traced, partials, unpacked
+from .rewrite import OUT, Pick, StageKernels, Traced, partials
 
 # ---- The layout of a program's fields: the format of a payload, and what its size tells --------
 #
@@ -101,8 +101,6 @@ class Kernels:
     decode: Kernel
     merge: Kernel
     stages: tuple[StageKernels, ...]
-    pack: Kernel | None
-    taken: Kernel | None
     built: Built
 
     @cached_property
@@ -303,10 +301,15 @@ def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor 
     if head.size_bytes and buffer is None:
         assert payload.buffer is not None
         payload.buffer[: head.size_bytes].copy_(head.buffer)
-    _fill(made, payload, kept, count)
+    for field in program.kept if count else ():
+        own_K = kept[field.name]
+        packed = to_bytes(own_K.int(), field.dtype) if field.dtype in UNSIGNED else own_K
+        payload[field.name].copy_(packed)
     residual_N = call.operands.get("residual")
-    if made.taken is not None and residual_N is not None and count:
-        taken_K = _of_entries(made, made.taken, payload, {RANKED.name: kept[program.ranked.name]})
+    if program.top is not None and residual_N is not None and count:
+        value_K = _values(made, payload)
+        left_K = kept[program.ranked.name] - value_K  # where it is not finite nothing is lost
+        taken_K = torch.where(left_K.isfinite(), value_K, 0.0)
         select.scatter_add(payload[program.indices.name], taken_K, residual_N, -1.0)
     return payload
 
@@ -329,18 +332,6 @@ def _cut(
     return kept
 
 
-def _fill(made: Kernels, payload: Payload, kept: Mapping[str, Tensor], count: int) -> None:
-    """Puts the kept fields where they belong, codes packed."""
-    codes: dict[str, Tensor] = {}
-    for field in made.traced.kept:
-        if field in made.traced.packed:
-            codes[unpacked(field).name] = kept[field.name]
-        else:
-            payload[field.name].copy_(kept[field.name])
-    if made.pack is not None and count:
-        made.built.run_many(made.pack, (Call(codes, count, Draws(), payload),))
-
-
 def merge_kept(made: Kernels, payload: Payload, sum_N: Tensor, scale: float) -> None:
     """Adds ``scale`` times each kept value at its place; ``sum_N`` is contiguous float32."""
     indices_K = payload[made.traced.indices.name]
@@ -360,18 +351,10 @@ def _values(made: Kernels, payload: Payload) -> Tensor:
     decoded = made.decode.stores[0].sources[0]
     if decoded.op is Op.LOAD and decoded.dtype is FLOAT32 and decoded.arg.extent is Extent.ELEMENT:
         return payload[decoded.arg.name]
-    return _of_entries(made, made.decode, payload, {})
-
-
-def _of_entries(
-    made: Kernels, kernel: Kernel, payload: Payload, operands: Mapping[str, Tensor]
-) -> Tensor:
-    """The output of a kernel whose elements are those of the payload."""
     assert payload.buffer is not None
     count = payload[made.traced.indices.name].numel()
     (out_K,) = scratch("out", torch.float32, [count], payload.buffer.device)
-    call = Call({OUT.name: out_K, **operands}, count, Draws(), payload)
-    made.built.run_many(kernel, (call,))
+    made.built.run_many(made.decode, (Call({OUT.name: out_K}, count, Draws(), payload),))
     return out_K
 
 

@@ -175,10 +175,10 @@ def _kernels(codec: Program) -> Kernels:
         rewrite.decode(traced),
         rewrite.merge(traced),
     )
-    stages, kept = rewrite.stage_kernels(traced), (rewrite.pack(traced), rewrite.taken(traced))
+    stages = rewrite.stage_kernels(traced)
     staged = (k for stage in stages for k in (stage.plain, stage.with_residual, stage.fold))
-    every = {kernel.name: kernel for kernel in (*forms, *staged, *kept) if kernel is not None}
-    return Kernels(traced, *forms, stages, *kept, Built(*every.values()))
+    every = {kernel.name: kernel for kernel in (*forms, *staged) if kernel is not None}
+    return Kernels(traced, *forms, stages, Built(*every.values()))
 
 
 def trace(codec: Program) -> rewrite.Traced:
@@ -237,11 +237,9 @@ def _buffer(name: str, value: Scalar | Vector | Coded) -> Buffer:
 
 
 def _check_beside(buffers: Collection[Buffer]) -> None:
-    """Refuses names that another field's unpacked codes have, or its blocks' lengths."""
+    """Refuses names that the lengths of another field's blocks have."""
     names = {buffer.name for buffer in buffers}
-    kept = (buffer for buffer in buffers if buffer.extent is Extent.KEPT)
-    beside = {rewrite.unpacked(buffer).name for buffer in kept}
-    beside |= {f"{buffer.name}_lengths" for buffer in buffers if buffer.coder is not None}
+    beside = {f"{buffer.name}_lengths" for buffer in buffers if buffer.coder is not None}
     for name in sorted(names & beside):
         raise invalid("field name", name, "a name that no other field uses", "choose another")
 

@@ -21,9 +21,7 @@ from .ir import (
     BOOL,
     FLOAT32,
     INT32,
-    UNSIGNED,
     Buffer,
-    DType,
     Extent,
     Fold,
     Kernel,
@@ -350,11 +348,6 @@ class Traced:
         return next(buffer for buffer, value in self.fields if value.op is Op.PLACE)
 
     @cached_property
-    def packed(self) -> tuple[Buffer, ...]:
-        """The fields of kept elements that ``pack`` fills."""
-        return tuple(b for b in self.kept if b.dtype in UNSIGNED and b.dtype is not DType.UINT8)
-
-    @cached_property
     def ranked(self) -> Buffer:
         """The buffer of the gradient's own kept elements: a field, if one sends them."""
         plain = (b for b, value in self.fields if b in self.kept and value is load_buffer(GRADIENT))
@@ -366,7 +359,7 @@ class Traced:
         return () if self.top is None or self.ranked in self.kept else (RANKED,)
 
     def stores(self) -> tuple[Node, ...]:
-        """The stores that fill the fields; kept elements lie there unpacked, for ``pack``."""
+        """The stores that fill the fields; codes of kept elements lie there a byte each."""
         extra = ((buffer, load_buffer(GRADIENT)) for buffer in self.extra)
         return tuple(
             store(buffer, _canonical(value), self.keep if buffer.extent is Extent.KEPT else None)
@@ -429,37 +422,10 @@ def merge(program: Traced) -> Kernel:
     return _kernel(program, "merge", (store(SUM, total),))
 
 
-def taken(program: Traced) -> Kernel | None:
-    """The kernel of what the residual loses by each element sent; None where ``top`` cuts nothing.
-
-    An element's loss is its decoded value, or 0 where the residual would not stay finite.
-    """
-    if program.top is None:
-        return None
-    value, zero = _decoded_entry(program), const(0.0, FLOAT32)
-    left = node(Op.SUB, load_buffer(_entry(program.ranked)), value)
-    lost = node(Op.WHERE, node(Op.FINITE, left), value, zero)
-    return _kernel(program, "taken", (store(OUT, lost),))
-
-
 def _decoded_entry(program: Traced) -> Node:
     """The decoded value in a kernel whose elements are the kept ones."""
     entries = {load_buffer(b): load_buffer(_entry(b)) for b in program.kept}
     return substitute((program.decoded,), entries)[0]
-
-
-def pack(program: Traced) -> Kernel | None:
-    """Packs the codes of kept elements, a byte each; None if there are none shorter than that."""
-    stores = [
-        store(_entry(b), node(Op.CAST, load_buffer(unpacked(b)), dtype=b.dtype))
-        for b in program.packed
-    ]
-    return _kernel(program, "pack", stores) if stores else None
-
-
-def unpacked(field: Buffer) -> Buffer:
-    """The buffer that ``pack`` reads to fill a field."""
-    return Buffer(f"{field.name}_codes", DType.UINT8, Extent.ELEMENT)
 
 
 def _entry(field: Buffer) -> Buffer:

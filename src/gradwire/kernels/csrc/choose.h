@@ -34,6 +34,12 @@ struct Part {
   int32_t index(int64_t i) const { return indices ? indices[i] : static_cast<int32_t>(first + i); }
 };
 
+inline int64_t num_candidates(const std::vector<Part>& parts) {
+  int64_t total = 0;
+  for (const Part& part : parts) total += part.count;
+  return total;
+}
+
 // Where candidates lie between the pass that finds them and the one that lists them.
 struct Pool {
   std::vector<float> values;
