@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -244,7 +244,8 @@ class PushPull(Collective):
             lambda: cleared(me, codec, payload if is_all else None, grad_N, out_N),
             spec.numel,
         )
-        arrived = yield from self.push(me, cut, sent, counts, clear, out_N)
+        form_of, most = partial(self.pushed, cut, me.rank), cut.parts[me.rank].length
+        arrived = yield from push(me, sent, counts, form_of, most, beside=clear, like=out_N)
         sums, told = yield from self.merge(me, cut, arrived, counts, usual, out_N)
 
         def put(rank: int, entries: Entries) -> None:
@@ -272,40 +273,14 @@ class PushPull(Collective):
         )
         slots = self._slots(me, cut, parts.counts_W, units.values)
         for rank, (slot, count) in enumerate(zip(slots, parts.counts_W, strict=True)):
-            form = self.push_format(cut, rank, count)
-            room = slot[: cut.pushed(form, rank, count).size_bytes]
-            form.encode(parts.of(rank), cut.parts[rank].length, room)
+            form, layout = self.pushed(cut, rank, count)
+            form.encode(parts.of(rank), cut.parts[rank].length, slot[: layout.size_bytes])
         return slots, list(parts.counts_W)
 
     def _slots(self, me: Member, cut: Cut, counts: Sequence[int], like: Tensor) -> list[Tensor]:
         """Room for the payload of each server, of so many units."""
-        sizes = [self._push_layout(cut, rank, k).slot_bytes for rank, k in enumerate(counts)]
+        sizes = [self.pushed(cut, rank, k)[1].slot_bytes for rank, k in enumerate(counts)]
         return split(me.scratch("pushed", sum(sizes), like, torch.uint8, varies=True), sizes)
-
-    def push(
-        self,
-        me: Member,
-        cut: Cut,
-        sent: list[Tensor],
-        counts: list[int],
-        beside: Compute,
-        like: Tensor,
-    ) -> Steps[list[Packed]]:
-        """Sends every server its part; returns what all ranks pushed here, in rank order.
-
-        ``beside`` is done while the network is busy: the gradient has been read by now.
-        """
-        rank = me.rank
-
-        def form_of(count: int) -> tuple[SparseFormat, Format]:
-            form = self.push_format(cut, rank, count)
-            return form, cut.pushed(form, rank, count)
-
-        return (
-            yield from push(
-                me, sent, counts, form_of, cut.parts[rank].length, beside=beside, like=like
-            )
-        )
 
     def merge(
         self,
@@ -401,8 +376,10 @@ class PushPull(Collective):
         share = [part.length / total if total else 0.0 for part in cut.parts]
         return [round(taken * one) for one in share], [round(union * one) for one in share]
 
-    def _push_layout(self, cut: Cut, server: int, count: int) -> Format:
-        return cut.pushed(self.push_format(cut, server, count), server, count)
+    def pushed(self, cut: Cut, server: int, count: int) -> tuple[SparseFormat, Format]:
+        """The format of so many units on their way to a server, and their layout."""
+        form = self.push_format(cut, server, count)
+        return form, cut.pushed(form, server, count)
 
 
 _UNLIMITED = (2**62, 2**62)

@@ -16,6 +16,7 @@ Wire: 8 (W-1) bytes for counts; gathered, then (W-1) * COO(max rows) a rank, 4 b
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from ...contract.verbs import Compute, Steps
 from ...kernels.sparse.entries import Entries
 from ...kernels.sparse.formats.coo import coo
 from .ordered_sums import merged_entries
-from .push_pull import Cut, PushPull, cached_parts, gathered
+from .push_pull import Cut, PushPull, cached_parts, gathered, push
 
 Rows = tuple[Tensor, Tensor]
 """Row numbers int64, ascending and without duplicates, and their values_RC."""
@@ -89,7 +90,8 @@ def _served(me: Member, servers: PushPull, units: Entries, num_rows: int) -> Ste
     like = units.values.new_empty(0)  # stands for a dense mean, of which there is none
     sent, counts = yield Compute("partition", lambda: servers.spread(me, cut, units), units.num)
     nothing = Compute("clear", lambda: None)
-    arrived = yield from servers.push(me, cut, sent, counts, nothing, like)
+    form_of, most = partial(servers.pushed, cut, me.rank), parts[me.rank].length
+    arrived = yield from push(me, sent, counts, form_of, most, beside=nothing, like=like)
     usual = [0] * me.world, [0] * me.world  # for simulations, which have no rows
     total, told = yield from servers.merge(me, cut, arrived, counts, usual, like)
     found = [units] * me.world
