@@ -178,14 +178,9 @@ class Mixed:
         return sum(self.sizes[place] for place in self.choice.dense)
 
     @cached_property
-    def forms(self) -> tuple[Format, ...]:
-        """The layout of the largest payload that the codec makes of each sparse tensor."""
-        return tuple(map(self.codec.format, self._specs()))
-
-    @cached_property
     def largest(self) -> Format:
         """The layout of the largest payload."""
-        return self.layout(sum(map(_num_entries, self.forms)))
+        return self.layout(sum(map(_num_entries, map(self.codec.format, self._specs()))))
 
     @cached_property
     def typical(self) -> Format:
@@ -232,7 +227,7 @@ class Mixed:
         residuals = None if residual_N is None else self._by_place(residual_N)
         ahead, me.ahead = me.ahead, {}
         left = [place for place in self.choice.sparse if place not in ahead]
-        found = self.entries(me, codec, codec_T, left, grads, residuals)
+        found = self.entries(codec, codec_T, left, grads, residuals)
         made = ahead | dict(zip(left, found, strict=True))
         entries = [made[place] for place in self.choice.sparse]
         counts = [one.indices_K.numel() for one in entries]
@@ -280,7 +275,6 @@ class Mixed:
 
     def entries(
         self,
-        me: Member,
         codec: Compressor,
         codec_T: tuple[Tensor, ...],
         places: Sequence[int],
@@ -291,13 +285,10 @@ class Mixed:
         """The entries of sparse tensors, by one call; gradients that ``is_sum`` hold residuals."""
         if not places:
             return
-        like = grads[places[0]]  # of one message some may be encoded here and some on the host
-        whole = me.scratch(f"rooms on {like.device.type}", self._rooms_bytes, like, torch.uint8)
         made = codec.encode_many(
             [codec_T[place] if codec_T else None for place in places],
             [grads[place] for place in places],
             None if residuals is None else [residuals[place] for place in places],
-            [whole[self._rooms[place]] for place in places],
         )
         for place, (payload, state) in zip(places, made, strict=True):
             found = payload["indices"], payload["values"]
@@ -319,18 +310,6 @@ class Mixed:
         torch._foreach_add_(kept, sent)
         torch.cat(kept, out=dense_D)
         torch._foreach_zero_(kept)
-
-    @cached_property
-    def _rooms(self) -> dict[int, slice]:
-        """Where each sparse tensor is encoded, before its entries join the others', by place."""
-        ends = accumulate(form.slot_bytes for form in self.forms)
-        starts = (end - form.slot_bytes for form, end in zip(self.forms, ends, strict=True))
-        each = zip(self.choice.sparse, starts, self.forms, strict=True)
-        return {place: slice(start, start + form.size_bytes) for place, start, form in each}
-
-    @cached_property
-    def _rooms_bytes(self) -> int:
-        return sum(form.slot_bytes for form in self.forms)
 
     def _by_place(self, flat_N: Tensor) -> Tensors:
         return dict(enumerate(torch.split(flat_N, [*self.sizes])))
@@ -468,7 +447,7 @@ class selective(Exchange, EncodesTensors):
         here, codec = mixed.slice_of(place), me.variant_of(mixed.codec)
         grads = {place: as_working(grad_N[here])}
         residuals = None if residual_N is None else {place: residual_N[here]}
-        (me.ahead[place],) = mixed.entries(me, codec, state.codec_T, [place], grads, residuals)
+        (me.ahead[place],) = mixed.entries(codec, state.codec_T, [place], grads, residuals)
 
     def encode_on_host(
         self,
@@ -488,7 +467,7 @@ class selective(Exchange, EncodesTensors):
         sent_N, kept_N = grad_N[here], None if residual_N is None else residual_N[here]
         (whole_N,) = yield (sent_N if kept_N is None else kept_N.add_(sent_N),)
         grads, is_sum = {place: as_working(whole_N)}, kept_N is not None
-        (found,) = mixed.entries(me, codec, state.codec_T, [place], grads, None, is_sum)
+        (found,) = mixed.entries(codec, state.codec_T, [place], grads, None, is_sum)
         indices_K, values_K = yield found.indices_K, found.values_K
         if kept_N is not None:
             kept_N.index_add_(0, indices_K, values_K.to(kept_N.dtype), alpha=-1)
