@@ -123,7 +123,7 @@ def test_without_a_home_nothing_is_kept(
     monkeypatch.delenv("XDG_CACHE_HOME")
     (tmp_path / "home").touch()
     if home == "absent":
-        monkeypatch.setattr(Path, "home", lambda: Path("~nobody").expanduser())
+        monkeypatch.setattr(Path, "home", lambda: Path("~no such user").expanduser())
     assert compiler.cache_folder() is None
 
 
