@@ -247,7 +247,7 @@ def _reference_decode(
         own_C1 = torch.arange(num, device=out_N.device)[:, None]
         wrong = (at_LCE // size != own_C1).any(0).view(-1).nonzero()
         if wrong.numel():
-            return part.entries.start + int(wrong[0])
+            return int(part.entries.start + wrong[0])
         spectrum = out_N.new_zeros(num * size)
         for at_CE, values_K in zip(at_LCE, values_LK[:, part.entries], strict=True):
             spectrum[at_CE.view(-1)] += values_K

@@ -103,7 +103,8 @@ def _reference_encode(in_N: Tensor, into: CodedExponents) -> int:
         into.low_N.copy_(bits_N)  # a narrower type takes the lower bits
         upper_N = bits_N >> 16
     into.rest_N.copy_(upper_N >> 8 & _UPPER | upper_N & 0x7F)
-    blocks = [_encoded(own) for own in (upper_N >> 7 & 255).split(BLOCK) if own.numel()]
+    exponent_N = upper_N >> 7 & 255
+    blocks = [_encoded(own) for own in torch.split(exponent_N, BLOCK) if own.numel()]
     sizes = [own.numel() for own in blocks]
     into.sizes_B.copy_(torch.tensor(sizes, dtype=torch.int32))
     for end, size, own in zip(accumulate(sizes), sizes, blocks, strict=True):
@@ -135,7 +136,7 @@ def _encoded(exponents: Tensor) -> Tensor:
 
 def _coded_bytes(total: int, bits: int) -> int:
     """Bytes before the exponents that have no code of their own."""
-    return 2**bits + -(-total * bits // 8)
+    return (1 << bits) + -(-total * bits // 8)
 
 
 def _reference_decode(coded: CodedExponents, out_N: Tensor, factor: float, add: bool) -> int:
@@ -148,8 +149,9 @@ def _reference_decode(coded: CodedExponents, out_N: Tensor, factor: float, add: 
     if sum(sizes) != coded.codes_C.numel():
         return len(sizes) - 1
     exponent_N = torch.empty(numel, dtype=torch.int32, device=out_N.device)
+    blocks = torch.split(coded.codes_C, sizes)
     for place, (block, own) in enumerate(
-        zip(coded.codes_C.split(sizes), exponent_N.split(BLOCK), strict=False)
+        zip(blocks, torch.split(exponent_N, BLOCK), strict=False)  # of no element there is a block
     ):
         found = _decoded(block, own.numel())
         if found is None:
