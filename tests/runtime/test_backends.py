@@ -31,7 +31,7 @@ from tests.runtime import late
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_devices import EVERY, FEW, QUICK, Run, backward, layers, run, same
+from tests.runtime.test_devices import EVERY, FEW, QUICK, STEPS, Run, agrees, backward, layers, run
 from tests.runtime.training import DENSE, ONEBIT, TOPK
 
 pytestmark = pytest.mark.multi
@@ -70,13 +70,6 @@ class Sent:
 
 def directly(rank: int, exchange: Any, **how: Any) -> Run:
     return run(rank, exchange, "late", has_network=True, **how)
-
-
-def agrees(device: Run, host: Run, exchange: Any) -> None:
-    assert not device.wrong, (exchange, device.wrong[:3])
-    pairs = zip(device.means, host.means, strict=True)
-    assert all(torch.equal(*pair) for pair in pairs), exchange
-    assert same(device.state, host.state), exchange
 
 
 def on_two_levels(rank: int, world: int, exchanges: Sequence[Exchange]) -> list[tuple[Any, ...]]:
@@ -119,10 +112,11 @@ def test_every_exchange_on_two_levels_makes_the_hosts_bits(late_four: Ranks) -> 
         assert all(among <= {Among.HOSTS} for among, *_ in rank)
 
 
-def between_hosts(rank: int, world: int, exchanges: Sequence[Exchange]) -> None:
+def between_hosts(rank: int, world: int, exchanges: Sequence[Exchange], num_steps: int) -> None:
+    steps = range(num_steps)
     for exchange in exchanges:
-        host = run(rank, exchange, "cpu")
-        device = directly(rank, exchange, backend="nccl")
+        host = run(rank, exchange, "cpu", steps=steps)
+        device = directly(rank, exchange, backend="nccl", steps=steps)
         agrees(device, host, exchange)
         if exchange.declared.host_only:
             continue
@@ -136,7 +130,7 @@ def between_hosts(rank: int, world: int, exchanges: Sequence[Exchange]) -> None:
 
 
 def test_nothing_is_staged_where_the_device_sends_to_other_hosts(late_two: Ranks) -> None:
-    late_two.run(between_hosts, FEW)
+    late_two.run(between_hosts, FEW, STEPS)
 
 
 def way(exchange: Exchange) -> type:
@@ -148,7 +142,7 @@ def way(exchange: Exchange) -> type:
 @pytest.mark.slow
 def test_every_way_of_verbs_by_the_device_makes_the_hosts_bits(late_two: Ranks) -> None:
     on_device = [one for one in reversed(EVERY) if not one.declared.host_only]
-    late_two.run(between_hosts, [*{way(one): one for one in on_device}.values()])
+    late_two.run(between_hosts, [*{way(one): one for one in on_device}.values()], 2)
 
 
 @contextmanager

@@ -159,27 +159,33 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def compare(rank: int, world: int, exchanges: Sequence[Exchange], on_hosts: Any = None) -> None:
-    how = {} if on_hosts is None else {"mesh": on_hosts()}
+def agrees(device: Run, host: Run, exchange: Any) -> None:
+    assert not device.wrong, (exchange, device.wrong[:3])
+    assert same(device.means, host.means), exchange
+    assert same(device.state, host.state), exchange
+
+
+def compare(
+    rank: int, world: int, exchanges: Sequence[Exchange], num_steps: int, on_hosts: Any = None
+) -> None:
+    how: dict[str, Any] = {"steps": range(num_steps)}
+    how |= {} if on_hosts is None else {"mesh": on_hosts()}
     for exchange in exchanges:
         host = run(rank, exchange, "cpu", **how)
         device = run(rank, exchange, "late", checksums=True, **how)
-        assert not device.wrong, (exchange, device.wrong[:3])
-        pairs = zip(device.means, host.means, strict=True)
-        assert all(torch.equal(*pair) for pair in pairs), exchange
-        assert same(device.state, host.state), exchange
+        agrees(device, host, exchange)
         where = {"cpu"} if exchange.declared.host_only else {"late:0"}
         assert {*device.stats["encoded_on"]} == where
         assert host.stats["to_host_bytes_per_step"] == host.stats["pinned_bytes"] == 0
 
 
 def test_a_device_makes_the_hosts_bits(late_two: Ranks) -> None:
-    late_two.run(compare, FEW)
+    late_two.run(compare, FEW, STEPS)
 
 
 @pytest.mark.slow
 def test_every_exchange_makes_the_hosts_bits(late_two: Ranks) -> None:
-    late_two.run(compare, EVERY)
+    late_two.run(compare, EVERY, 2)
 
 
 def _at_once(self: SideStream, marks: Any) -> Any:
@@ -265,7 +271,7 @@ def test_a_graph_that_holds_a_backward_pass_is_refused(late_two: Ranks) -> None:
 
 @pytest.mark.slow
 def test_two_levels_make_the_hosts_bits(doomed: Ranks) -> None:
-    doomed.run(compare, FEW, mesh)
+    doomed.run(compare, FEW, STEPS, mesh)
 
 
 # ---- DDP models whose gradients a device computes: the host's bits, in order ---------------------
