@@ -62,7 +62,7 @@ def test_a_device_has_both_ways_and_what_they_cost(late_one: Ranks) -> None:
 @pytest.mark.multi
 @pytest.mark.slow
 def test_each_way_to_average_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    fork_ranks(monkeypatch, device)
+    fork_ranks(monkeypatch, device, _VOCABULARY=64, _CONTEXT=16, _BATCH=1)
     bench = device.DeviceBench.small(parts=("training",), width=64, num_layers=1, steps=1)
     rows, _ = device.run(bench, ignore)
     assert [str(row["name"]) for row in rows] == [f"training/{side}" for side in device.SIDES]

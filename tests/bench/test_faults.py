@@ -111,13 +111,14 @@ def test_all_is_drawn_from_the_seed_and_the_number() -> None:
 @pytest.mark.multi
 @pytest.mark.timeout(400)
 def test_survivors_of_fixed_trials_say_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial of each kind that this machine can do; a busy one has more time.
+    """A trial of each kind that this machine can do, flaps once; a busy one has more time.
 
     With this seed processes end at all points of an attach, in a step, under DDP, and rank 0's too.
     """
     monkeypatch.setattr(faults_judge, "GRACE_S", 20.0)
-    kinds = tuple(kind for kind in KINDS if available() or kind not in LINKS)
-    settings = FaultsBench(trials=len(kinds), seed=96951, at_once=6, only=kinds, timeout_s=6.0)
+    can = {*KINDS} - ({"flap 5 s", "flap 15 s"} if available() else {*LINKS})
+    kinds = tuple(kind for kind in KINDS if kind in can)
+    settings = FaultsBench(trials=len(kinds), seed=96951, at_once=8, only=kinds, timeout_s=6.0)
     rows, notes = run(settings, lambda fraction, what: None)
     assert notes == []
     assert rows[-1]["trials"] == len(kinds)

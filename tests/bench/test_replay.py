@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from contextlib import closing
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.make_plan import plan
-from gradwire.planning.measure.links import measure_cluster
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.timeline import simulate
 from gradwire.runtime.attach import attach
@@ -127,9 +127,7 @@ def test_scaling_keeps_what_is_in_proportion() -> None:
 def on_hosts_of_two(rank: int, world: int) -> dict[str, Any]:
     """A rank's figures, as `bench schedule --ranks-per-host 2` has them, by few messages."""
     os.environ.update(LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
-    schedule_rank.SIZES_BYTES = (2**10, 2**12, 2**14)
-    brief = {"budget_s": 0.001, "rounds": 1}
-    schedule_rank.measure_cluster = partial(measure_cluster, **brief)  # type: ignore[assignment]
+    import_module("tests.bench.brief_schedule_rank")
     rows = [
         {"name": name, "planner": name, "settings": {}, "tune": name == "usbyte"}
         for name in ("wfbp", "usbyte", "omgs")
@@ -154,11 +152,8 @@ TWO_LAYERS = profile(
 
 @pytest.mark.multi
 def test_plans_for_hosts_of_several_ranks_are_made_simulated_and_carried_out() -> None:
-    ranks = Ranks(4)
-    try:
+    with closing(Ranks(4)) as ranks:
         found = ranks.run(on_hosts_of_two)
-    finally:
-        ranks.close()
     cluster = Cluster.parse(found[0]["cluster"])
     assert cluster.host is not None
     assert (cluster.num_ranks, cluster.ranks_per_host) == (4, 2)

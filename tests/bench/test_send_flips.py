@@ -40,11 +40,11 @@ def test_verdicts(ends: list[Outcome | None], codes: list[int], verdict: str) ->
 @pytest.mark.slow
 def test_flips_are_refused_by_name_with_checksums_alone() -> None:
     # In a process of its own, as all processes that it forks from have loaded the library.
-    command = [sys.executable, "-m", "tests.bench.send_flips", "--trials", "2"]
+    command = [sys.executable, "-m", "tests.bench.send_flips", "--trials", "1"]
     said = subprocess.run(
         command, check=True, cwd=ROOT, capture_output=True, encoding="utf-8"
     ).stdout
     plain, _, sealed, _ = map(ast.literal_eval, said.splitlines())  # the first six are of payloads
-    assert sealed["named"] == 2
+    assert sealed["named"] == 1
     assert plain["named"] == 0
-    assert (plain["wrong"], plain["diverged"]) != (0, 0)
+    assert plain["wrong"] + plain["diverged"] == 1

@@ -22,7 +22,7 @@ class Ended:
 
 @pytest.fixture
 def gradwire(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., Ended]:
     """``gradwire("list", "--json")`` is that command line."""
 
@@ -30,7 +30,7 @@ def gradwire(
         monkeypatch.setattr(sys, "argv", ["gradwire", *words])
         with pytest.raises(SystemExit) as caught:
             main()
-        printed = capsys.readouterr()
+        printed = capfd.readouterr()
         code = caught.value.code
         assert code is None or isinstance(code, int)
         return Ended(code or 0, printed.out, printed.err)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -109,11 +110,8 @@ def among_ranks(rank: int, world: int) -> str:
 @pytest.mark.multi
 def test_ranks_share_the_work_and_return_the_same() -> None:
     """Each brings its own batches; under DDP too, whose means would overlap wholly."""
-    ranks = Ranks(2)
-    try:
+    with closing(Ranks(2)) as ranks:
         one, other = map(SparsityProfile.parse, ranks.run(among_ranks))
-    finally:
-        ranks.close()
     assert one == other
     assert one.num_gradients == 6
     draws = [torch.Generator().manual_seed(rank) for rank in range(2)]

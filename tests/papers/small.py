@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -47,6 +48,7 @@ from papers.zen import training as zen_training
 from papers.zen.captured_rank import SCHEMES
 from papers.zen.captures import Capture
 from papers.zen.training_model import step_row
+from tests.bench.testbed.forked import fork_ranks
 
 Measure = Callable[[Ask], Findings]
 Measured = Callable[[str, str], Findings]
@@ -142,11 +144,19 @@ SSFUSION: dict[str, Measure] = {
     "figure17": partial(figure17, models=("gpt2_xl",), num_ranks=4),
     "table5": partial(table5, models=("resnet152",), num_ranks=8),
 }
+
+
+def forked12(asked: Ask) -> Findings:
+    with pytest.MonkeyPatch.context() as patch:
+        fork_ranks(patch, usbyte_losses)
+        return usbyte_losses.figure12(asked, nodes=(2,), num_images=64, goal=2.3)
+
+
 USBYTE: dict[str, Measure] = {
     "figure9": lines.figure9,
     "figure10": partial(scaling.figure10, models=("vgg16",), ranks=(2, 8), trials=1),
     "table5": partial(overhead.table5, models=("vgg16", "googlenet"), repeats=2),
-    "figure12": partial(usbyte_losses.figure12, nodes=(2,), num_images=64, goal=2.3),
+    "figure12": forked12,
     "figure11": partial(bandwidth.figure11, models=("vgg16",), ranks=(2, 8), trials=1),
     "figure13": partial(order.figure13, orders=200),
     "figure14": partial(

@@ -11,9 +11,6 @@ from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.profile import Profile
 from gradwire_lab.laws.inputs import MIXED, LayerRow, profile_of
 
-TEN_GBIT = 1.25e9
-
-
 _LINE = LineFit(alpha_s=2**-12, per_unit_s=2**-28)
 CODECS = {
     name: CodecFit(encode=_LINE, decode=_LINE, merge=_LINE)
@@ -77,36 +74,3 @@ def random_instance(draw: random.Random, num_layers: int) -> tuple[Profile, Clus
         codecs=CODECS,
     )
     return profile_of(*rows), cluster, int(10 ** draw.uniform(4, 6.6))
-
-
-def vgg16(batch_size: int = 64, flop_per_s: float = 12e12) -> Profile:
-    """VGG16 at 224 x 224: 2 flop a multiplication and addition, twice that for the backward."""
-    channels, side = 3, 224
-    sizes = []
-    for width in (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0):
-        if not width:
-            side //= 2
-            continue
-        weights = 9 * channels * width
-        sizes.append((weights, width, weights * side * side))
-        channels = width
-    sizes += [(i * o, o, i * o) for i, o in ((25088, 4096), (4096, 4096), (4096, 1000))]
-    per_mac_s = 2 * batch_size / flop_per_s
-    rows = [
-        ([weights, bias], macs * per_mac_s, 2 * macs * per_mac_s) for weights, bias, macs in sizes
-    ]
-    return profile_of(*rows, model="vgg16")
-
-
-def deep(num_layers: int = 400) -> Profile:
-    """Many layers of very different sizes."""
-    draw = random.Random(0)
-    rows = [
-        (
-            [draw.choice((1000, 10_000, 500_000, 3_000_000))],
-            draw.random() / 1e3,
-            draw.random() / 5e2,
-        )
-        for _ in range(num_layers)
-    ]
-    return profile_of(*rows, model="deep")

@@ -26,7 +26,6 @@ from gradwire.planning.exchanges import exchanges_of
 from gradwire.planning.judgement import (
     FIDELITIES,
     LOSS_OVER_DENSE,
-    MARGIN,
     PricedPlan,
     Survey,
     admitted,
@@ -217,21 +216,6 @@ def test_what_is_not_measured_is_not_chosen() -> None:
     assert admitted("safe", bare).not_measured == tuple(LOSS_OVER_DENSE)
 
 
-def test_a_gain_within_the_margin_is_none() -> None:
-    """A codec just fast enough for a gain, and one just too slow for the margin."""
-    profile = catalogue.load("lstm")
-    dense = auto(profile, cluster_of(rate=10_000 * MBIT), fidelity="exact")
-    seen = set()
-    for per_unit_s in (1e-9, 3e-9, 8e-9):
-        cluster = cluster_of(rate=10_000 * MBIT, per_unit_s=per_unit_s)
-        plan = auto(profile, cluster)
-        if compressors(plan):
-            gain = 1 - iteration_s(plan, profile, cluster) / iteration_s(dense, profile, cluster)
-            assert gain >= MARGIN
-        seen.add(bool(compressors(plan)))
-    assert seen == {True, False}
-
-
 def test_hosts_of_several_ranks_are_planned_for() -> None:
     """Those that add up within a host first; tensors may stay whole there."""
     host = Host(num_ranks=2, rate_bytes_per_s=1e10)
@@ -270,7 +254,8 @@ def _sparse(*, is_rows: bool) -> Profile:
 @pytest.mark.slow
 def test_it_says_at_which_rate_compression_no_longer_pays() -> None:
     profile, cluster = catalogue.load("lstm"), cluster_of(rate=1000 * MBIT)
-    fast = cluster_of(rate=10_000_000 * MBIT)
+    cluster = cluster.model_copy(update={"codecs": {"int8": cluster.codecs["int8"]}})
+    fast = cluster.model_copy(update={"rate_bytes_per_s": 10_000_000 * MBIT})
     said = explain(auto(profile, fast), profile, fast)
     assert any(line.startswith("Compression does not pay: ") for line in said)
     said = explain(auto(profile, cluster), profile, cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE
-from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
+from gradwire.planning.data.profile import Profile
+from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planning.inputs import load_or_read
 from scripts.catalogue.entries import FAMILIES, MODELS
 from scripts.make_catalogue import FOLDER, render
@@ -122,37 +124,30 @@ def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
 
 
 LINE = LineFit(alpha_s=1e-4, per_unit_s=1e-9)
-MEASURED = Cluster(
+LATENT = Cluster(
     num_ranks=4,
-    rate_bytes_per_s=1.25e9,
+    rate_bytes_per_s=1e12,
+    hop_s=0.1,
     codecs={"dgc": CodecFit(encode=LINE, decode=LINE, merge=LINE)},
 )
 
 
-@each("planner, settings", [("auto", {"fidelity": "any"}), ("ssfusion", {})])
-def test_no_message_is_longer_than_an_int32_can_tell(
-    planner: str, settings: dict[str, Any]
-) -> None:
-    profile = catalogue.load("bloom_3b")
-    gw.simulate(gw.plan(planner, profile, MEASURED, **settings), profile, MEASURED)
+PLANNERS: list[partial[Any]] = [
+    partial(gw.plan, "auto", fidelity="any"),
+    *(partial(gw.plan, name) for name in ("ssfusion", "selective_fusion", "omgs", "cupcake")),
+    partial(gw.plan, "espresso"),
+]
 
 
-@each("planner", ["ssfusion", "selective_fusion", "omgs", "cupcake", "espresso"])
+@each("make", PLANNERS)
 @each("numels", [(2**30, 2**30, 2**30 + 5, 2**20), (2**20, 2**31, 2**20)])
-def test_not_even_where_latency_would_fuse_all(planner: str, numels: tuple[int, ...]) -> None:
-    """A tensor that an int32 cannot tell the places of travels dense."""
-    layers = tuple(
-        Layer(
-            name=f"l{i}",
-            tensors=(ProfiledTensor(name=f"t{i}", shape=(n,)),),
-            forward_s=1e-4,
-            backward_s=1e-4,
-        )
-        for i, n in enumerate(numels)
-    )
-    profile = Profile(model="long", source="made up", batch_size=1, layers=layers)
-    cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e12, hop_s=0.1)
-    plan = gw.plan(planner, profile, cluster)
-    gw.simulate(plan, profile, cluster)
+def test_no_message_is_longer_than_an_int32_can_tell(
+    make: partial[Any], numels: tuple[int, ...]
+) -> None:
+    """Not even where latency would fuse all: a tensor of more elements travels dense."""
+    rows = [([numel], 1e-4, 1e-4) for numel in numels]
+    profile = profile_of(*rows)
+    plan = make(profile, LATENT)
+    gw.simulate(plan, profile, LATENT)
     for message in plan.messages:
         assert message.exchange == DENSE or sum(c.numel for c in message.chunks) < 2**31

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 from gradwire.contract.registry import names
 from gradwire.planning.data.cluster import Cluster, CodecFit
@@ -42,8 +43,10 @@ PROFILES = {
 }
 
 
-@each("on", PROFILES)
-@each("at", CLUSTERS)
+PLACES = {*product(PROFILES, ("free", "one rank")), *product(("usual", "no time"), CLUSTERS)}
+
+
+@each("on, at", sorted(PLACES))
 def test_plans_of_all_planners_are_explained_side_by_side(on: str, at: str) -> None:
     profile, cluster = PROFILES[on], CLUSTERS[at]
     plan = usbyte(profile, cluster)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from gradwire.compress.onebit import onebit
 from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.casync import MOST_BATCHES, CaSyncCost, LeastCost
-from gradwire.planning.data.cluster import Cluster, CodecFit, Host
+from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
@@ -210,55 +209,6 @@ def test_who_shares_a_message_has_the_partitions_of_the_sum() -> None:
     assert alone.num_partitions < all_.num_partitions < 8
     (message,) = secopa(profile, cluster, bulk_bytes=2**30).messages
     assert message.exchange == f"onebit in {all_.num_partitions}"
-
-
-@each("collective", ["casync_ps", "casync_ring"])
-def test_hosts_compress_and_cut_their_shares(collective: str) -> None:
-    """As hosts of one rank do of half the elements, with half of the link for each."""
-    encode = LineFit(alpha_s=1e-3, per_unit_s=1e-9)
-    thin = cluster_of(4, 5e7, codec=CodecFit(encode=encode, decode=NOTHING, merge=NOTHING))
-    host = Host(num_ranks=2, rate_bytes_per_s=1e9)
-    hosts = thin.model_copy(update={"num_ranks": 8, "rate_bytes_per_s": 1e8, "host": host})
-    numels = [64, 320_000, 1_200_000, 48_000_000]
-    whole, short = (profile_of(([n // of for n in numels], 0.1, 0.1)) for of in (1, 2))
-    plan, other = (
-        secopa(profile, cluster, collective=collective, bulk_bytes=bulk_bytes)
-        for profile, cluster, bulk_bytes in ((whole, hosts, 2_000_000), (short, thin, 1_000_000))
-    )
-    assert plan.exchanges == other.exchanges
-    assert len({message.exchange for message in plan.messages}) > 1 < len(plan.messages)
-    for message, half in zip(plan.messages, other.messages, strict=True):
-        assert message.exchange == half.exchange
-        cuts = [(one.tensor, 2 * one.start, 2 * one.stop) for one in half.chunks]
-        assert [(one.tensor, one.start, one.stop) for one in message.chunks] == cuts
-
-
-def test_a_rank_of_a_host_encodes_a_matrix_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of matrices that travel together each rank encodes as many elements as others."""
-    asked: list[tuple[int, int, float]] = []
-
-    def choose(cost: CaSyncCost, *figures: Any) -> LeastCost:
-        asked.append(figures)
-        return LeastCost(True, 1, 1.0)
-
-    monkeypatch.setattr(CaSyncCost, "choose", choose)
-    profile, flat = catalogue.load("vgg16"), cluster_of(4)
-    host = Host(num_ranks=2, rate_bytes_per_s=1e9)
-    hosts = flat.model_copy(update={"num_ranks": 8, "host": host})
-    numels = [t.numel for layer in profile.layers for t in layer.tensors][::-1]
-    low_rank = partial(secopa, compressor="powersgd", collective="allreduce", bulk_bytes=2**40)
-    for cluster, count in ((flat, 1), (hosts, 2)):
-        asked.clear()
-        low_rank(profile, cluster)
-        *alone, together = asked
-        assert [numel for numel, _, _ in alone] == numels
-        assert [size for _, size, _ in alone] == [4 * -(-numel // count) for numel in numels]
-        own = sum(-(-numel // count) for numel in numels)
-        assert together[:2] == (max(own, *numels), 4 * own)
-        payloads = [payload_bytes for _, _, payload_bytes in asked]
-        if count == 1:
-            whole = payloads
-        assert payloads == pytest.approx([one / count for one in whole])
 
 
 def test_error_feedback_goes_to_what_needs_it() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.data.plan import DENSE, Plan, PlannedMessage
+from gradwire.planning.data.plan import DENSE, Chunk, Plan, PlannedMessage
 from gradwire.planning.data.profile import GradientDType, Profile
-from gradwire.planning.fusion import NOTHING, SparseCost
+from gradwire.planning.fusion import NOTHING
 from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
@@ -169,23 +170,6 @@ def _one_group(variant: str) -> tuple[Plan, Profile, Cluster]:
     return plan, profile, cluster
 
 
-def test_naive_takes_as_long_as_its_sum() -> None:
-    plan, profile, cluster = _one_group("naive")
-    (message,) = plan.messages
-    settings = plan.exchanges[message.exchange].settings
-    numels = {chunk.tensor: chunk.numel for chunk in message.chunks}
-    line = cluster.inline["dgc"]
-    computes_s = 0.06 + sum(line.seconds(numels[name]) for name in message.inline)
-    sent = sum(max(1, round(float(settings["density"]) * numels[name])) for name in message.inline)
-    dense = sum(numel for name, numel in numels.items() if name not in message.inline)
-    gather = cluster.line("all_gather").seconds
-    timing = run_on_clock(plan, profile, cluster)
-    assert timing.backward_end_s[0] == pytest.approx(computes_s)
-    assert timing.message_end_s[0] == pytest.approx(
-        computes_s + gather(8) + gather(4 * dense + 8 * sent), rel=1e-3
-    )
-
-
 def test_interleaving_pays_where_dense_tensors_are_many_bytes() -> None:
     """64 ranks at 10 Gbit: an all-gather of dense tensors takes 32 times their all-reduce."""
     profile, cluster = catalogue.load("bert_large"), cluster_of(num_ranks=64)
@@ -199,6 +183,16 @@ def test_interleaving_pays_where_dense_tensors_are_many_bytes() -> None:
     assert seconds["oi"] < seconds["i"] < seconds["naive"]
 
 
+def _parted(plan: Plan, first: Sequence[Chunk], rest: Sequence[Chunk], **settings: Any) -> Plan:
+    """The plan of one group whose first chunks go ahead in an all-reduce."""
+    message = _buffers(plan)[-1][1]
+    own = plan.exchanges[message.exchange]
+    exchange = own.model_copy(update={"settings": {**own.settings, **settings}})
+    ahead = [PlannedMessage(chunks=tuple(first))] if first else []
+    messages = (*ahead, message.model_copy(update={"chunks": tuple(rest)}))
+    return plan.model_copy(update={"messages": messages, "exchanges": {message.exchange: exchange}})
+
+
 def test_the_all_reduce_carries_what_ends_the_group_earliest() -> None:
     """Of every place up to which dense tensors could go ahead, by the simulator's clock."""
     plan, profile, cluster = _one_group("i")
@@ -207,21 +201,10 @@ def test_the_all_reduce_carries_what_ends_the_group_earliest() -> None:
     together, profile, cluster = _one_group("naive")
     (message,) = together.messages
     dense = [c for c in message.chunks if c.tensor not in message.inline]
-    ends_s = [run_on_clock(together, profile, cluster).message_end_s[-1]]
-    for count in range(1, len(dense) + 1):
-        first = tuple(dense[:count])
-        rest = tuple(chunk for chunk in message.chunks if chunk not in first)
-        one = together.exchanges[message.exchange]
-        settings = {**one.settings, "num_dense": len(dense) - count}
-        other = together.model_copy(
-            update={
-                "messages": (
-                    PlannedMessage(chunks=first),
-                    message.model_copy(update={"chunks": rest}),
-                ),
-                "exchanges": {message.exchange: one.model_copy(update={"settings": settings})},
-            }
-        )
+    ends_s = []
+    for count in range(len(dense) + 1):
+        rest = [chunk for chunk in message.chunks if chunk not in dense[:count]]
+        other = _parted(together, dense[:count], rest, num_dense=len(dense) - count)
         ends_s.append(run_on_clock(other, profile, cluster).message_end_s[-1])
     assert best_s == pytest.approx(min(ends_s))
     assert len(ends_s) > 2
@@ -243,27 +226,10 @@ def test_hosts_leave_dense_what_lets_a_group_arrive_earliest(hop_s: float, num_d
     numels = [chunk.numel for chunk in every]
     for count in range(4):
         density = (0.05 * sum(numels) - sum(numels[:count])) / sum(numels[count:])
-        settings = {**plan.exchanges[message.exchange].settings, "density": min(0.05, density)}
-        one = plan.exchanges[message.exchange].model_copy(update={"settings": settings})
-        first = [PlannedMessage(chunks=tuple(every[:count]))] if count else []
-        rest = message.model_copy(update={"chunks": tuple(every[count:])})
-        made = {"messages": (*first, rest), "exchanges": {message.exchange: one}}
-        other = plan.model_copy(update=made)
+        other = _parted(plan, every[:count], every[count:], density=min(0.05, density))
         timing = run_on_clock(other, profile, cluster)
         encodes_s = [span.duration_s for span in timing.spans if span.name == "encode"]
         assert encodes_s == pytest.approx([0.5 + 1e-8 * max(numels)], rel=1e-3)
         ends_s.append(timing.message_end_s[-1])
     assert run_on_clock(plan, profile, cluster).message_end_s[-1] == pytest.approx(min(ends_s))
     assert ends_s.index(min(ends_s)) == num_dense
-
-
-def test_the_cost_of_tensors_that_stay_whole_is_the_simulators() -> None:
-    cluster = cluster_of(beside=LineFit(alpha_s=1e-3, per_unit_s=1e-8), rate=5e6, hop_s=5e-2)
-    cluster = cluster.model_copy(update={"host": Host(num_ranks=2, rate_bytes_per_s=1e9)})
-    profile = profile_of(([100_000, 100_000], 0.0, 0.01))
-    plan = ssfusion(profile, cluster, density=0.05)
-    assert [len(message.chunks) for message in plan.messages] == [2]
-    timing = run_on_clock(plan, profile, cluster)
-    cost = SparseCost.of(cluster, "dgc", 0.05)
-    took_s = timing.message_end_s[0] - timing.message_start_s[0]
-    assert took_s == pytest.approx(cost.apart_s([100_000] * 2, 2 * cost.sent_bytes(100_000)))

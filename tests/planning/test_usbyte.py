@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.planning.buckets import buckets
-from gradwire.planning.check import check
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
@@ -24,20 +23,17 @@ from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planning.tune import search_space, tune
 from tests.each import each
 from tests.planning.profiles import (
-    TEN_GBIT,
     clusters,
-    deep,
     exact_cluster,
     profiles,
     random_instance,
-    vgg16,
 )
 from tests.strategies import bounded
 
 ROUNDING = 1e-12
 """Relative: the same seconds added up in another order."""
 
-EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=TEN_GBIT)
+EIGHT = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
 
 
 def _instance(profile: Profile, cluster: Cluster, basic_bytes: int) -> Instance:
@@ -88,27 +84,6 @@ def test_the_climb_never_makes_algorithm_2_worse_and_sometimes_better() -> None:
     assert max(gains) > 1
 
 
-def test_planned_starts_and_ends_are_what_the_plan_gives() -> None:
-    draw = random.Random(3)
-    for _ in range(60):
-        profile, cluster, basic_bytes = random_instance(draw, draw.randint(1, 8))
-        instance = _instance(profile, cluster, basic_bytes)
-        plan = usbyte(profile, cluster, basic_partition_bytes=basic_bytes, trials=0)
-        places = itertools.islice(itertools.permutations(range(len(instance.layer))), 24)
-        schedules = [instance.blocks(place) for place in places]
-        assert iteration_s(plan, profile, cluster) <= instance.iteration_s(schedules[0])
-        for blocks in (*schedules, instance.uncut()):
-            for before, after in itertools.pairwise(blocks):
-                assert after.start_s >= before.end_s
-                assert after.bucket != before.bucket, "neighbours of one bucket were not merged"
-            counts = [0] * len(instance.layer)
-            for block in blocks:
-                assert block.first_basic == counts[block.bucket]
-                counts[block.bucket] += block.num_basic
-                assert block.start_s >= instance.layer_ends_s[instance.layer[block.bucket]]
-            assert counts == instance.num_basic
-
-
 def _second_phase(plan: Plan, profile: Profile, cluster: Cluster) -> int:
     """Number of the first message that starts when the backward pass has ended."""
     timing = run_on_clock(plan, profile, cluster)
@@ -131,18 +106,6 @@ def test_theorem_1_no_other_order_of_the_second_phase_is_shorter() -> None:
             assert iteration_s(other, profile, cluster) >= sequential_s * (1 - ROUNDING)
             num_tried += 1
     assert num_tried > 100
-
-
-def test_no_basic_block_of_vgg16s_fc6_is_lost() -> None:
-    """As printed, algorithm 1 keeps a few dozen of them; 4 MB blocks make 103."""
-    profile = vgg16()
-    instance = _instance(profile, EIGHT, 4_000_000)
-    fc6 = max(range(len(instance.layer)), key=instance.size_bytes.__getitem__)
-    assert instance.num_basic[fc6] == 103
-    for place in (range(16), range(15, -1, -1)):
-        blocks = [b for b in instance.blocks(place) if b.bucket == fc6]
-        assert sum(block.num_basic for block in blocks) == 103
-    check(usbyte(profile, EIGHT, basic_partition_bytes=4_000_000), profile)
 
 
 def test_blocks_are_unequal_and_cross_tensors() -> None:
@@ -178,11 +141,11 @@ def test_under_the_papers_name_one_block_travels_and_nothing_is_merged() -> None
 
 def test_400_layers_are_planned_in_seconds() -> None:
     """It takes 0.3 CPU seconds; the bound leaves room for a busy machine, and none for 400**2."""
-    profile, cluster = deep(400), EIGHT
+    profile, _, _ = random_instance(random.Random(0), 400)
     started_s = time.process_time()
-    plan = usbyte(profile, cluster)
+    plan = usbyte(profile, EIGHT)
     assert time.process_time() - started_s < 4.0
-    assert len(plan.messages) >= 400
+    assert len(plan.messages) >= sum(1 for layer in profile.layers if layer.tensors) > 300
 
 
 def test_nothing_is_cut_when_all_communication_is_hidden() -> None:

@@ -19,7 +19,6 @@ from gradwire.planning.planner.zen import zen
 from gradwire.planning.simulation.timeline import simulate
 from gradwire.planning.sparse import schemes_of
 from gradwire_lab.laws.planners import LAWS
-from gradwire_lab.planning.explain import explain
 from gradwire_lab.planning.index_sets import unit_sparsity
 from tests.each import each
 from tests.planning.profiles import CODECS, exact_cluster
@@ -167,10 +166,3 @@ def test_a_hosts_sum_is_as_sparse_as_its_ranks_gradients_together() -> None:
         pytest.approx(unit_sparsity(sets, WIDTH, ROWS).density),
         pytest.approx(unit_sparsity(sets, WIDTH, ROWS).gamma(4)),
     )
-
-
-def test_explained_in_words() -> None:
-    told = explain(zen(profile("dgc"), SLOW), profile("dgc"), SLOW)
-    (about,) = [sentence for sentence in told if sentence.startswith("table: ")]
-    assert "the runner-up is" in about
-    assert "The sparse gradient is the part that dgc takes." in told

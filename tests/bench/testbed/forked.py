@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from contextlib import closing
 from types import ModuleType
 from typing import Any
 
@@ -17,24 +18,25 @@ from gradwire_bench.testbed.hosts import Hosts, loopback_hosts
 from tests.runtime.ranks import Ranks
 
 
-def fork_ranks(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
-    """A module that opens hosts and runs a rank program on them has it run in forked ranks."""
+def fork_ranks(monkeypatch: pytest.MonkeyPatch, module: ModuleType, **smaller: int) -> None:
+    """A module that opens hosts and runs a rank program on them has it run in forked ranks.
+
+    ``smaller`` are figures in the place of the program's own.
+    """
+
+    def run_ranks(hosts: Hosts, program: str, settings: object, **others: Any) -> list[Any]:
+        """Every rank's result; settings and results are plain JSON, as between programs."""
+        with closing(Ranks(hosts.num_ranks)) as ranks:
+            found = ranks.run(_measured, program, json.dumps(settings), smaller)
+        return [json.loads(result) for result in found]
+
     monkeypatch.setattr(module, "open_hosts", loopback_hosts)
-    monkeypatch.setattr(module, "run_ranks", _run_ranks)
+    monkeypatch.setattr(module, "run_ranks", run_ranks)
 
 
-def _run_ranks(
-    hosts: Hosts, program: str, settings: dict[str, Any], *, timeout_s: float, **others: Any
-) -> list[Any]:
-    """Every rank's result; settings and results are plain JSON, as between programs."""
-    ranks = Ranks(hosts.num_ranks)
-    try:
-        found = ranks.run(_measured, program, json.dumps(settings))
-    finally:
-        ranks.close()
-    return [json.loads(result) for result in found]
-
-
-def _measured(rank: int, world: int, program: str, settings: str) -> str:
-    measure = importlib.import_module(program).measure
-    return json.dumps(measure(json.loads(settings), lambda fraction, what: None))
+def _measured(rank: int, world: int, program: str, settings: str, smaller: dict[str, int]) -> str:
+    found = importlib.import_module(program)
+    for name, figure in smaller.items():
+        assert hasattr(found, name)
+        setattr(found, name, figure)
+    return json.dumps(found.measure(json.loads(settings), lambda fraction, what: None))

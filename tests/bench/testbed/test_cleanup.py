@@ -37,17 +37,14 @@ def announced(owner: subprocess.Popen[str]) -> tuple[str, set[int]]:
     return privilege, {int(pid) for pid in pids}
 
 
-def sleeping(duration: str) -> set[int]:
-    """Pids of all processes ``sleep duration``."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if words[:2] == [b"sleep", duration.encode()]:
-            found.add(int(path.parent.name))
-    return found
+def ranks_of(owner: subprocess.Popen[str]) -> set[int]:
+    """The pids of both processes of each rank."""
+    assert owner.stdout is not None
+    assert owner.stderr is not None
+    lines = owner.stdout.readline(), owner.stderr.readline().removeprefix("[rank 1] ")
+    pids = {int(pid) for line in lines for pid in line.split()}
+    assert len(pids) == 4
+    return pids
 
 
 def is_running(pid: int) -> bool:
@@ -56,14 +53,6 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return text.rpartition(")")[2].split()[0] != "Z"  # there may be nobody to reap it
-
-
-def all_sleeping(duration: str, number: int) -> set[int]:
-    deadline_s = time.monotonic() + 60
-    while len(found := sleeping(duration)) < number:
-        assert time.monotonic() < deadline_s, f"only {len(found)} of {number} processes started"
-        time.sleep(0.01)
-    return found
 
 
 def still_running(pids: set[int]) -> set[int]:
@@ -75,17 +64,11 @@ def still_running(pids: set[int]) -> set[int]:
     return left
 
 
-@pytest.fixture
-def duration(request: pytest.FixtureRequest) -> str:
-    """Seconds to sleep that no other process on this machine sleeps."""
-    return f"300.{os.getpid()}{abs(hash(request.node.name)) % 10**6}"
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_ended_owner_leaves_nothing(number: signal.Signals, duration: str) -> None:
-    with start(duration) as owner:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_ended_owner_leaves_nothing(number: signal.Signals) -> None:
+    with start() as owner:
         _, keepers = announced(owner)
-        ranks = all_sleeping(duration, 4)
+        ranks = ranks_of(owner)
         if number == signal.SIGINT:
             with shaped_hosts(Testbed(hosts=1)):  # which leaves one of a living owner alone
                 assert {pid for pid in ranks if is_running(pid)} == ranks
@@ -96,25 +79,23 @@ def test_an_ended_owner_leaves_nothing(number: signal.Signals, duration: str) ->
 
 
 @pytest.mark.smoke
-def test_an_exception_in_the_block_leaves_nothing(duration: str) -> None:
-    with start(duration, "raise") as owner:
+def test_an_exception_in_the_block_leaves_nothing() -> None:
+    with start("raise") as owner:
         _, keepers = announced(owner)
-        _, said = owner.communicate(timeout=60)
+        pids, said = owner.communicate(timeout=60)
     assert "ZeroDivisionError" in said
-    assert still_running(keepers | sleeping(duration)) == set()
+    assert still_running(keepers | {*map(int, pids.split())}) == set()
 
 
-def test_nothing_is_left_as_soon_as_the_block_is(duration: str) -> None:
+def test_nothing_is_left_as_soon_as_the_block_is() -> None:
     with shaped_hosts(Testbed(hosts=1)) as hosts:
         assert hosts.namespaces is not None
         keepers = {hosts.namespaces.holder_pid, *hosts.namespaces.pids}
-        with subprocess.Popen(hosts.command_on(0, ["sleep", duration])) as rank:
-            all_sleeping(duration, 1)
-            rank.kill()
+        subprocess.run(hosts.command_on(0, ["true"]), check=True)
     assert [pid for pid in keepers if is_running(pid)] == []
 
 
-def test_a_killed_holder_is_survived(duration: str) -> None:
+def test_a_killed_holder_is_survived() -> None:
     with shaped_hosts(Testbed(hosts=2)) as hosts:
         assert hosts.namespaces is not None
         os.kill(hosts.namespaces.holder_pid, signal.SIGKILL)
@@ -139,10 +120,10 @@ def as_nobody() -> tuple[str, ...]:
     pytest.skip("; ".join(said))
 
 
-def test_without_root_it_works_in_a_user_namespace(duration: str) -> None:
-    with start(duration, command=as_nobody()) as owner:
+def test_without_root_it_works_in_a_user_namespace() -> None:
+    with start(command=as_nobody()) as owner:
         privilege, keepers = announced(owner)
-        ranks = all_sleeping(duration, 4)
+        ranks = ranks_of(owner)
         owners = {Path(f"/proc/{pid}").stat().st_uid for pid in ranks}
         owner.kill()
         owner.communicate(timeout=60)
@@ -152,16 +133,14 @@ def test_without_root_it_works_in_a_user_namespace(duration: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_what_the_holder_cannot_end_the_next_testbed_does(
-    number: signal.Signals, duration: str
-) -> None:
-    with start(duration) as owner:
+def test_what_the_holder_cannot_end_the_next_testbed_does(number: signal.Signals) -> None:
+    with start() as owner:
         _, keepers = announced(owner)
-        ranks = all_sleeping(duration, 4)
+        ranks = ranks_of(owner)
         holder = min(keepers)  # which has forked the others
         os.kill(holder, number)
         owner.kill()
         owner.wait()
-        assert sleeping(duration) == ranks, "nobody is there to end them"
+        assert all(map(is_running, ranks)), "nobody is there to end them"
         with shaped_hosts(Testbed(hosts=1)):
             assert still_running(keepers | ranks) == set()

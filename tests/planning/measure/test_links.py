@@ -3,57 +3,57 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
+from contextlib import closing
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 from gradwire.errors import InvalidSetting
-from gradwire.planning.data.cluster import HOP_S, VERBS, Cluster
+from gradwire.planning.data.cluster import HOP_S, VERBS, Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit, fit_line
 from gradwire.planning.measure import links
-from gradwire.planning.measure.links import LinkReport, measure_cluster
-from gradwire.runtime.failure.membership import Membership
+from gradwire.planning.measure.links import LinkReport, host_share, measure_cluster
+from gradwire.runtime.failure.membership import Membership, join
 from gradwire.runtime.step.engine import Engine
 from tests.each import each
-from tests.planning.measure.links_ranks import SIZES_BYTES
+from tests.runtime.ranks import Ranks
 
 WORLD = 3
+SIZES_BYTES = (1000, 64_000, 4_000_000)
+
+
+def measured(rank: int, world: int) -> tuple[str, float, float]:
+    """A rank's cluster, the progress that it was told, and the host's share."""
+    engine = Engine(
+        join(None), num_channels=2, timeout=timedelta(seconds=60), on_span=lambda span: None
+    )
+    # Every rank brings other figures of codecs: rank 0's must come out everywhere.
+    line = LineFit(alpha_s=rank, per_unit_s=1.0)
+    told: list[float] = []
+    cluster = measure_cluster(
+        engine,
+        sizes_bytes=SIZES_BYTES,
+        budget_s=0.02,
+        codecs={"own": CodecFit(encode=line, decode=line, merge=line)},
+        advance=lambda amount, note: told.append(amount),
+    )
+    share = host_share(engine, budget_s=0.02)
+    engine.close()
+    return cluster.to_json(), sum(told), share
 
 
 @pytest.mark.slow
 @pytest.mark.multi
-def test_every_rank_returns_the_same_lines_of_every_verb(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.planning.measure.links_ranks"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(WORLD), str(tmp_path)],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=100)
-            assert process.returncode == 0, errors
-    finally:
-        for process in processes:
-            process.kill()
-    found = [Cluster.load(tmp_path / f"cluster-{rank}.json") for rank in range(WORLD)]
-    facts = {(tmp_path / f"facts-{rank}").read_text() for rank in range(WORLD)}
-    assert found[0] == found[1] == found[2]
-    assert len(facts) == 1, "the host's share is not the same on all ranks"
-    told, share = map(float, facts.pop().split())
+def test_every_rank_returns_the_same_lines_of_every_verb() -> None:
+    with closing(Ranks(WORLD)) as ranks:
+        told_by_ranks = ranks.run(measured)
+    assert len(set(told_by_ranks)) == 1, "a cluster or the host's share is not the same"
+    text, told, share = told_by_ranks[0]
+    cluster = Cluster.parse(text)
     assert told == pytest.approx(len(VERBS) * len(SIZES_BYTES))
     # Two channels cannot show less than about a half, and what they cannot show counts as none.
     assert share == 0 or 0.5 < share <= 1
-    assert 0 <= found[0].host_share <= 1
-    cluster = found[0]
+    assert 0 <= cluster.host_share <= 1
     assert cluster.num_ranks == WORLD
     assert cluster.codecs["own"].encode.alpha_s == 0
     assert tuple(cluster.collectives) == VERBS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+
 import pytest
 
 from gradwire.collective.casync_ps import casync_ps
@@ -25,7 +27,7 @@ from gradwire.planning.simulation.representative import (
 )
 from gradwire.planning.simulation.supersteps import Superstep, Tariff, supersteps_of
 from tests.each import each
-from tests.laws.cases import kind_of, name_of, other_ways, own_exchanges, pairs
+from tests.laws.cases import name_of, other_ways, own_exchanges, pairs
 from tests.planning.profiles import measured
 from tests.planning.simulation.test_events import Says
 
@@ -89,19 +91,17 @@ HOSTS = Cluster(
     rate_bytes_per_s=1e6,
     host=Host(num_ranks=4, rate_bytes_per_s=1e8),
 )
-KINDS = {kind_of(made): made for made in (*pairs(), *own_exchanges())}
-SPREAD = [*other_ways(), *KINDS.values()]
-"""Every algorithm and collective, and every way of cutting a message into chunks."""
+SIZES = (1, 30 * EVEN + 5, 3000 * EVEN + 5)
+"""Chunks are empty but for one, go at once, or go in rounds; the last of several is short."""
 
 
-def law_stretches_are_each_of_their_ranks(exchange: Exchange, cluster: Cluster) -> None:
-    """Ranks of which one stands for its neighbours do what they do when each is asked.
-
-    Chunks of a gradient are there as one, as several and some empty ones, and as one that is short.
-    """
+def law_stretches_are_each_of_their_ranks(
+    exchange: Exchange, cluster: Cluster, sizes: Sequence[int] = SIZES
+) -> None:
+    """Ranks of which one stands for its neighbours do what they do when each is asked."""
     exchange = on_hosts(exchange, cluster.ranks_per_host)
     tariff = Tariff.of(exchange, cluster)
-    for numel in (1, 100, 30 * EVEN + 5, 3000 * EVEN + 5)[:: 1 + exchange.declared.whole_tensors]:
+    for numel in sizes:
         shapes = squarest(numel, 6) if exchange.declared.whole_tensors else ()
         spec = TensorSpec("", numel, shapes=shapes)
         found = supersteps_by_stretches(exchange, spec, tariff)
@@ -112,11 +112,18 @@ def law_stretches_are_each_of_their_ranks(exchange: Exchange, cluster: Cluster) 
                 assert sorted(map(repr, one.wire)) == sorted(map(repr, other.wire))
 
 
+def way_of(exchange: Exchange) -> Hashable:
+    """What decides who sends how much to whom."""
+    if isinstance(exchange, Pair):
+        return exchange.collective, exchange.codec.traits.exact_size
+    return type(exchange)
+
+
+EVERY = {way_of(made): made for made in (*pairs(), *own_exchanges(), *other_ways())}
 FEW = [
     one
-    for one in SPREAD
-    if isinstance(one, Pair) and isinstance(one.codec, topk)
-    if isinstance(one.collective, casync_ps | zen)
+    for one in (*pairs(), *other_ways())
+    if isinstance(one.codec, topk) and isinstance(one.collective, casync_ps | zen)
 ]
 
 
@@ -126,10 +133,10 @@ def test_stretches(exchange: Exchange) -> None:
 
 
 @pytest.mark.slow
-@each("exchange", SPREAD, ids=name_of)
+@each("exchange", EVERY.values(), ids=name_of)
 def test_stretches_of_all(exchange: Exchange) -> None:
     law_stretches_are_each_of_their_ranks(exchange, measured(CLUSTER))
-    law_stretches_are_each_of_their_ranks(exchange, measured(HOSTS))
+    law_stretches_are_each_of_their_ranks(exchange, measured(HOSTS), SIZES[1:2])
 
 
 def test_the_law_of_stretches_bites() -> None:

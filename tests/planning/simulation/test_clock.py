@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fractions import Fraction
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.simulation.closed_form import carry
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from tests.planning.profiles import exact_cluster
-from tests.strategies import bounded
 
 ALPHA_S = 2**-8
 """Of ``exact_cluster()``: two hops of 2**-9 s; a byte takes 2**-20 s."""
@@ -35,57 +27,6 @@ def test_by_priority_the_most_urgent_that_is_ready_goes() -> None:
     parts_s = [(0.0, work_s) for work_s in (1.0, 2.0, 1.0)]
     carried = carry([0.0, 0.0, 1.0], parts_s, urgency=[2, 1, 0])
     assert carried.order == [1, 2, 0]
-
-
-def _slowly(
-    ready: Sequence[float], alpha: float, work: Sequence[float], credit: int
-) -> list[tuple[Fraction, Fraction]]:
-    """Fractions, and what is left of each message written down again at each event."""
-    starts: dict[int, Fraction] = {}
-    ends: dict[int, Fraction] = {}
-    left = {i: Fraction(w) for i, w in enumerate(work)}
-    now = Fraction(0)
-    while len(ends) < len(work):
-        for i in starts:
-            if i not in ends and left[i] == 0 and now >= starts[i] + Fraction(alpha):
-                ends[i] = now
-        head = len(starts)
-        lane_is_free = head < credit or head - credit in ends
-        if head < len(work) and lane_is_free and Fraction(ready[head]) <= now:
-            starts[head] = now
-            continue
-        open_now = [i for i in starts if i not in ends]
-        sharing = [i for i in open_now if now >= starts[i] + Fraction(alpha)]
-        events = [starts[i] + Fraction(alpha) for i in open_now if i not in sharing]
-        events += [now + left[i] * len(sharing) for i in sharing]
-        if head < len(work) and lane_is_free:
-            events.append(Fraction(ready[head]))
-        if not events:
-            break
-        until = min(events)
-        for i in sharing:
-            left[i] -= (until - now) / len(sharing)
-        now = until
-    return [(starts[i], ends[i]) for i in range(len(work))]
-
-
-times = st.floats(0.0, 4.0).map(lambda x: round(x, 2))
-
-
-@bounded(60)
-@given(
-    jobs=st.lists(st.tuples(times, times), max_size=9),
-    alpha=st.sampled_from((0.0, 0.25, 1.0)),
-    credit=st.integers(1, 4),
-)
-def test_sharing_agrees_with_an_exact_simulation(
-    jobs: list[tuple[float, float]], alpha: float, credit: int
-) -> None:
-    ready, work = [r for r, _ in jobs], [w + 0.01 for _, w in jobs]
-    carried = carry(ready, [(alpha, work_s) for work_s in work], credit)
-    for place, (start, end) in enumerate(_slowly(ready, alpha, work, credit)):
-        assert carried.start_s[place] == pytest.approx(float(start), abs=1e-9)
-        assert carried.end_s[place] == pytest.approx(float(end), abs=1e-9)
 
 
 def test_the_hosts_share_of_latencies_passes_one_behind_the_other() -> None:

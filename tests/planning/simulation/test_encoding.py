@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.contract.units import format_seconds
 from gradwire.planning.check import check
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
@@ -96,24 +95,6 @@ def test_inline_encodes_are_explained() -> None:
 
 
 GATHER = Superstep((), (Joint("AllGather", (), 8, Price(0.0, 1.0)),), 8)
-
-
-def test_early_encodes_are_explained() -> None:
-    each = {"sparsifier": "topk", "density": 0.25, "num_dense": 0}
-    exchange = ExchangeSetting(compressor="selective", settings=each)
-    numels = {"t2": 2**11, "t1": 2**10, "t0": 2**12}
-    chunks = tuple(Chunk(tensor=name, start=0, stop=numel) for name, numel in numels.items())
-    for early in ((), ("t2", "t1")):
-        inline = tuple(name for name in numels if name not in early)
-        message = PlannedMessage(chunks=chunks, exchange="each", inline=inline, early=early)
-        plan = Plan(
-            planner="by hand", model="drawn", messages=(message,), exchanges={"each": exchange}
-        )
-        said = " ".join(explain(plan, THREE, CLUSTER))
-        seconds = format_seconds(ENCODE.seconds(2**11) + ENCODE.seconds(2**10))
-        sentence = f"Encoding tensors as they come takes {seconds} of the compute lane"
-        assert (sentence in said) == bool(early)
-        assert ("as they come" in said) == bool(early)
 
 
 def _played(early: list[list[tuple[float, Work]]], ready_s: list[float]) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -19,10 +18,9 @@ from gradwire.planning.data.fit import fit_line
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.representative import alone, estimate
 from gradwire.planning.simulation.supersteps import Superstep, Tariff
-from gradwire.planning.simulation.timeline import simulate, simulate_exchange
+from gradwire.planning.simulation.timeline import simulate_exchange
 from tests.each import each
-from tests.laws.sim_laws import TOLERANCE
-from tests.planning.profiles import measured, vgg16
+from tests.planning.profiles import measured
 
 DENSE = exchange_for(gw.compress.none())
 ONEBIT = exchange_for(gw.compress.onebit())
@@ -30,6 +28,7 @@ HOST = Host(num_ranks=2, rate_bytes_per_s=1e9, hop_s=1e-5)
 TWO_LEVELS = Cluster(num_ranks=8, rate_bytes_per_s=25e6, hop_s=1e-4, host=HOST)
 FLAT = Cluster(num_ranks=8, rate_bytes_per_s=25e6, hop_s=1e-4)
 NUMEL = 1_000_000
+VGG16 = gw.catalogue.load("vgg16")
 
 
 def test_an_all_reduce_passes_both_levels() -> None:
@@ -84,39 +83,6 @@ def test_measured_lines_of_shares_and_of_the_host_are_what_messages_take() -> No
     assert (other.line, other.shares) == (within, {})
 
 
-def test_ranks_of_a_host_share_its_link() -> None:
-    """Their transfers at once take as long as one of all their bytes: twice the shares' own."""
-    alone = Cluster(num_ranks=4, rate_bytes_per_s=25e6, hop_s=0.0)
-    free = Host(num_ranks=2, rate_bytes_per_s=1e18)
-    hosts = Cluster(num_ranks=8, rate_bytes_per_s=25e6, hop_s=0.0, host=free)
-    own_s = simulate_exchange(ONEBIT, NUMEL // 2, alone).iteration_s
-    assert simulate_exchange(ONEBIT, NUMEL, hosts).iteration_s == pytest.approx(2 * own_s, rel=1e-3)
-
-
-@each(
-    "planner, compressor",
-    [
-        *(("ddp", ""), ("mgwfbp", ""), ("usbyte", ""), ("secopa", "onebit")),
-        *(("secopa", "powersgd"), ("ssfusion", "selective")),
-    ],
-)
-def test_both_simulators_agree_on_plans_for_such_hosts(planner: str, compressor: str) -> None:
-    """Also with several messages at once, as secopa's, all of whose bytes share the link."""
-    hosts, flat = measured(TWO_LEVELS), measured(FLAT)
-    profile, settings = vgg16(), dict[str, Any]()
-    if compressor == "powersgd":  # a gain for matrices only
-        profile = gw.catalogue.load("vgg16")
-        settings = {"compressor": compressor, "collective": "allreduce", "credit": 1}
-    plan = gw.plan(planner, profile, hosts, **settings)
-    assert not any(message.inline or message.early for message in plan.messages)
-    one, every = (simulate(plan, profile, hosts, ranks=r) for r in ("one", "all"))
-    allowed = 0.02 if plan.credit == 1 else TOLERANCE
-    assert one.iteration_s == pytest.approx(every.iteration_s, rel=allowed)
-    dense = plan.model_copy(update={"messages": gw.plan("ddp", profile, hosts).messages})
-    assert simulate(dense, profile, hosts).iteration_s < simulate(dense, profile, flat).iteration_s
-    assert {one.compressor for one in plan.exchanges.values()} == {compressor} - {""}
-
-
 def test_ranks_of_a_host_share_its_link_in_estimates_and_beside_other_messages() -> None:
     """A rank's supersteps have the link's seconds of all ranks of its host, and none within it."""
     spec, exchange = TensorSpec("", NUMEL), on_hosts(ONEBIT, 2)
@@ -137,16 +103,16 @@ def test_ranks_of_a_host_share_its_link_in_estimates_and_beside_other_messages()
 def test_hosts_encode_their_sums_and_the_backward_pass_waits_for_none() -> None:
     """A plan for ranks of their own links says inline, which hosts of several ranks cannot do."""
     hosts, flat = measured(TWO_LEVELS), measured(FLAT)
-    plan = gw.plan("cupcake", vgg16(), flat)
+    plan = gw.plan("cupcake", VGG16, flat)
     assert all(message.inline for message in plan.messages)
-    assert run_on_clock(plan, vgg16(), flat).inline_s > 0
-    timing = run_on_clock(plan, vgg16(), hosts)
+    assert run_on_clock(plan, VGG16, flat).inline_s > 0
+    timing = run_on_clock(plan, VGG16, hosts)
     assert timing.inline_s == 0
     encodes_s = [span.duration_s for span in timing.spans if span.name == "encode"]
     line = hosts.codecs["dgc"].encode
     numels = (sum(chunk.numel for chunk in message.chunks) for message in plan.messages)
     assert encodes_s == pytest.approx([line.seconds(hosts.share(numel)) for numel in numels])
-    own = gw.plan("cupcake", vgg16(), hosts)
+    own = gw.plan("cupcake", VGG16, hosts)
     assert not any(message.inline for message in own.messages)
 
 
