@@ -44,7 +44,6 @@ def test_bytes_are_means_over_ranks_and_the_floor_is_the_busiest_rank() -> None:
     assert row["wire_bytes_per_step"] == 200
     assert (row["num_hosts"], row["link_bytes_per_s"], row["numel"]) == (2, 1000.0, 90)
     stated = EXCHANGES["onebit-casync_ring"].wire_bytes(exchange.message_spec(90), 2)
-    assert stated is not None
     row = found["onebit-casync_ring"]
     assert row["formula_bytes_per_step"] == pytest.approx(sum(stated) / 2)
     assert row["floor_s"] == pytest.approx(max(stated) / 1000)

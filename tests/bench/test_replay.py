@@ -155,7 +155,6 @@ def test_plans_for_hosts_of_several_ranks_are_made_simulated_and_carried_out() -
     with closing(Ranks(4)) as ranks:
         found = ranks.run(on_hosts_of_two)
     cluster = Cluster.parse(found[0]["cluster"])
-    assert cluster.host is not None
     assert (cluster.num_ranks, cluster.ranks_per_host) == (4, 2)
     assert set(cluster.host.shares) == {"all_reduce", "all_gather"}
     small = scaled_profile(TWO_LAYERS, scale=2.0)

@@ -72,7 +72,6 @@ def test_a_model_alone(gradwire: Run, script: Path, tmp_path: Path) -> None:
     assert not (out / "cluster.json").exists()
     assert [layer.name for layer in found.layers] == ["0", "1"]
     assert found.batch_size == 5
-    assert found.measurement is not None
     assert found.measurement.iterations == 2
     rows = json.loads(ended.out)["rows"]
     assert [row["name"] for row in rows] == ["0", "1", "step"]
@@ -133,7 +132,6 @@ def test_files_table_and_pictures_then_a_plan(gradwire: Run, script: Path, tmp_p
     for path in (picture, tmp_path / "all-sparsity.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
     found = Profile.load(tmp_path / "profile.json").sparsity
-    assert found is not None
     assert [(t.name, t.units.width) for t in found.tensors] == [("0.weight", 16)]
     words = ("--planner", "zen", "--explain", "--ranks", "8", "--rate", "100mbit")
     told = gradwire("plan", "--model", str(tmp_path / "profile.json"), *words)
@@ -154,7 +152,6 @@ def test_json_and_a_sparsifier(gradwire: Run, script: Path, tmp_path: Path) -> N
     assert rows[0]["fraction_dense"] == pytest.approx(0.1)
     assert rows[0]["denser_among_2"] <= 2
     found = Profile.load(tmp_path / "profile.json").sparsity
-    assert found is not None
     assert (found.compressor, found.settings) == ("topk", {"density": 0.1})
 
 

@@ -107,7 +107,6 @@ def looked_at(
     work = json.dumps([(path, width) for path in paths for width in WIDTHS])
     (folder / "harness.html").write_text(HARNESS.replace("WORK", work), encoding="utf-8")
     budget_ms = 2000 + 700 * len(paths) * len(WIDTHS)
-    assert CHROMIUM is not None
     with served(folder) as address:
         done = subprocess.run(
             [CHROMIUM, *QUIET, f"--user-data-dir={profile}", f"--virtual-time-budget={budget_ms}",
@@ -115,7 +114,6 @@ def looked_at(
             capture_output=True, text=True, timeout=240, check=True,
         )  # fmt: skip
     text = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
-    assert text is not None
     assert text[1], f"the browser came to no end:\n{done.stderr[-2000:]}"
     errors = [line for line in done.stderr.splitlines() if "CONSOLE" in line and "rror" in line]
     return json.loads(unescape(text[1])), errors

@@ -70,9 +70,6 @@ def test_a_model_in_one_process() -> None:
         for _ in range(6)
     ]
     table, rows, gate = (found.of(name) for name in ("table.weight", "rows.weight", "gate"))
-    assert table is not None
-    assert rows is not None
-    assert gate is not None
     assert table.units == rows.units == unit_sparsity(sets, WIDTH, ROWS)
     assert [one.is_rows for one in (table, rows, gate)] == [False, True, False]
     assert gate.units == unit_sparsity(sets, 1, 1000)
@@ -121,5 +118,4 @@ def test_ranks_share_the_work_and_return_the_same() -> None:
         for _ in range(3)
     ]
     table = one.of("table.weight")
-    assert table is not None
     assert table.units == unit_sparsity(sets, WIDTH, ROWS)

@@ -234,7 +234,7 @@ ZEN: dict[str, Measure] = {
     "figure17b": lambda asked: zen_parts.figure17b(
         replace(asked, earlier={"figure15": FIGURE_15}), MODELS
     ),
-    "figure18": lambda asked: zen_losses.figure18(asked, LOSSES, num_steps=40),
+    "figure18": lambda asked: zen_losses.figure18(asked, LOSSES, num_steps=20),
     **{name: partial(zen_training.figure, name=name, run=trained) for name in zen_training.PARTS},
 }
 

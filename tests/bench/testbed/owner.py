@@ -24,7 +24,6 @@ RANK = "setsid sleep 300 & echo $$ $!; exec sleep 300"
 
 with shaped_hosts(Testbed(hosts=2)) as hosts:
     spaces = hosts.namespaces
-    assert spaces is not None
     print(spaces.privilege.replace(" ", "-"), spaces.holder_pid, *spaces.pids, flush=True)
     if sys.argv[1:] == ["raise"]:
         left_behind = [subprocess.Popen(hosts.command_on(host, SLEEP)) for host in (0, 1)]

@@ -31,7 +31,6 @@ def start(*arguments: str, command: tuple[str, ...] = (sys.executable,)) -> subp
 
 def announced(owner: subprocess.Popen[str]) -> tuple[str, set[int]]:
     """Privilege, and the pids of the processes that keep the namespaces."""
-    assert owner.stdout is not None
     privilege, *pids = owner.stdout.readline().split()
     assert len(pids) == 3
     return privilege, {int(pid) for pid in pids}
@@ -39,8 +38,6 @@ def announced(owner: subprocess.Popen[str]) -> tuple[str, set[int]]:
 
 def ranks_of(owner: subprocess.Popen[str]) -> set[int]:
     """The pids of both processes of each rank."""
-    assert owner.stdout is not None
-    assert owner.stderr is not None
     lines = owner.stdout.readline(), owner.stderr.readline().removeprefix("[rank 1] ")
     pids = {int(pid) for line in lines for pid in line.split()}
     assert len(pids) == 4
@@ -89,7 +86,6 @@ def test_an_exception_in_the_block_leaves_nothing() -> None:
 
 def test_nothing_is_left_as_soon_as_the_block_is() -> None:
     with shaped_hosts(Testbed(hosts=1)) as hosts:
-        assert hosts.namespaces is not None
         keepers = {hosts.namespaces.holder_pid, *hosts.namespaces.pids}
         subprocess.run(hosts.command_on(0, ["true"]), check=True)
     assert [pid for pid in keepers if is_running(pid)] == []
@@ -97,7 +93,6 @@ def test_nothing_is_left_as_soon_as_the_block_is() -> None:
 
 def test_a_killed_holder_is_survived() -> None:
     with shaped_hosts(Testbed(hosts=2)) as hosts:
-        assert hosts.namespaces is not None
         os.kill(hosts.namespaces.holder_pid, signal.SIGKILL)
     assert still_running(set(hosts.namespaces.pids)) == set()
 

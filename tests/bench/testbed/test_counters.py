@@ -14,9 +14,7 @@ LISTING = """Inter-|   Receive                                                | 
 
 def test_columns() -> None:
     found = parse_counters(LISTING, "eth0")
-    assert found is not None
     assert (found.tx_bytes, found.rx_bytes, found.shared) == (123456, 4567890, False)
     crowded = parse_counters(LISTING, "eth01")
-    assert crowded is not None
     assert (crowded.tx_bytes, crowded.rx_bytes) == (9, 1)
     assert parse_counters(LISTING, "eth") is None

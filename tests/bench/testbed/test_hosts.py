@@ -87,7 +87,6 @@ def test_two_testbeds_do_not_see_each_other() -> None:
     with shaped_hosts(Testbed(hosts=2)) as one, shaped_hosts(Testbed(hosts=2)) as other:
         command = one.command_on(0, [sys.executable, "-c", listen])
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
             server.stdout.readline()
             outcomes = {}
             for name, hosts in (("other", other), ("one", one)):

@@ -39,7 +39,6 @@ def test_a_crashing_rank_is_named_and_the_others_are_ended(hosts: Hosts) -> None
     exits = launch(hosts, shell(script), output="none", grace_s=0.1)
     assert time.monotonic() - started_s < 50
     failed = first_failure(exits)
-    assert failed is not None
     assert (failed.rank, failed.returncode, failed.last_lines) == (1, 9, ("from 1",))
     assert [one.ended_by for one in exits] == ["another's failure", "itself", "another's failure"]
     assert exit_code(exits) == 9

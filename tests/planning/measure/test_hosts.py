@@ -55,7 +55,6 @@ def test_both_levels_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_host_by_itself_has_its_own_links_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     given = Cluster(num_ranks=2, rate_bytes_per_s=1e8, host=HOST)
     found = found_again(given, monkeypatch)
-    assert found.host is not None
     assert (found.host.rate_bytes_per_s, found.host.hop_s) == pytest.approx((1e9, 1e-5))
     assert found.all_reduce_s(10**6) == pytest.approx(given.all_reduce_s(10**6))
 

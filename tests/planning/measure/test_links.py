@@ -19,7 +19,7 @@ from tests.each import each
 from tests.runtime.ranks import Ranks
 
 WORLD = 3
-SIZES_BYTES = (1000, 64_000, 4_000_000)
+SIZES_BYTES = (1000, 64_000, 1_000_000)
 
 
 def measured(rank: int, world: int) -> tuple[str, float, float]:
@@ -63,7 +63,6 @@ def test_every_rank_returns_the_same_lines_of_every_verb() -> None:
         assert all(
             0 <= b - wanted < 4 * WORLD for b, wanted in zip(buffers, SIZES_BYTES, strict=True)
         )
-    assert cluster.processors is not None
     assert all(seconds > 0 for _, seconds in cluster.processors.samples)
     # No rate was stated: it is that of a ring that takes as long, and so is the hop.
     ring = cluster.model_copy(update={"collectives": {}})

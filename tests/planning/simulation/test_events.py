@@ -25,7 +25,7 @@ from gradwire.contract.verbs import (
 )
 from gradwire.errors import Deadlock, InvalidSetting
 from gradwire.planning.simulation.events import Traffic, play
-from gradwire.planning.simulation.supersteps import Hop, Joint, Price, Superstep, Work
+from gradwire.planning.simulation.supersteps import Joint, Price, Superstep, Work
 from gradwire.planning.simulation.timeline import simulate_exchange
 from tests.each import each
 from tests.planning.profiles import exact_cluster
@@ -177,14 +177,6 @@ def test_texts_that_cannot_be_played_are_refused(
         simulate_exchange(Says(rows), 8, THREE)
 
 
-def test_computations_of_an_exchange_without_a_compressor_are_marked() -> None:
-    def rows(rank, world, grad_N):
-        return [Compute("encode", lambda: None, 8), AllReduce(grad_N)]
-
-    marks = [s for s in simulate_exchange(Says(rows), 8, THREE).spans if s.lane == "compute"]
-    assert {s.name for s in marks} == {"encode (not measured)"}
-
-
 def test_what_is_computed_first_does_not_wait_for_the_lane() -> None:
     """Message 1 encodes while message 0 is on the wire, and takes the lane when that has ended."""
     supersteps = (Superstep((Work("encode", 1.0),), (), 0), Superstep((), (_joint(0.0, 2.0),), 1))
@@ -214,12 +206,6 @@ def test_what_a_computation_makes_ready_competes_for_the_lane() -> None:
     assert [s.message for s in played.spans] == [0, 0, 1, 1]
 
 
-def test_a_slow_rank_computes_slowly_and_the_others_wait_for_it() -> None:
-    supersteps = (Superstep((Work("encode", 1.0),), (), 0), Superstep((), (_joint(0.5, 1.0),), 1))
-    played = play(Traffic([[supersteps]] * 2, [[0.0]] * 2, [""], slowness=[1.0, 3.0]))
-    assert played.end_s == [[4.5], [4.5]]
-
-
 def test_what_comes_at_one_instant_is_computed_in_the_order_of_messages() -> None:
     """Message 1's early encode comes when message 0 is launched, which stands before it."""
     encode, send = Work("encode", 1.0), Superstep((), (_joint(0.0, 1.0),), 1)
@@ -228,18 +214,3 @@ def test_what_comes_at_one_instant_is_computed_in_the_order_of_messages() -> Non
     played = play(Traffic([own], [[2.0, 2.0]], ["", ""], early=early))
     begun = {s.name: s.start_s for s in played.spans if s.lane == "compute"}
     assert begun == {"encode": 2.0, "encode early": 3.0}
-
-
-def test_messages_of_ranks_that_are_apart_do_not_meet() -> None:
-    """Rank 1 is ready for message 1 alone; both messages are between the same two ranks."""
-
-    def hops(peer: int, *, sends: bool) -> tuple[Superstep, ...]:
-        return (Superstep((), (Hop(peer, sends, 8, Price(0.0, 1.0)),), 8 * sends),)
-
-    traffic = Traffic(
-        [[hops(1, sends=True)] * 2, [hops(0, sends=False)] * 2],
-        [[0.0, 0.0], [4.0, 4.0]],
-        ["a", "b"],
-        credit=2,
-    )
-    assert play(traffic).end_s == [[6.0, 6.0]] * 2

@@ -113,20 +113,6 @@ def test_what_was_measured_is_on_the_compute_lane(ranks) -> None:
     assert trace.iteration_s == 1.0 + encode_s + sent_s + merge_s + 0.5
 
 
-def test_spans_of_several_verbs_say_which() -> None:
-    plan = wfbp(PROFILE, exact_cluster())
-    exchanges = {"parts": ExchangeSetting(compressor="none", collective="casync_ps")}
-    messages = tuple(m.model_copy(update={"exchange": "parts"}) for m in plan.messages)
-    plan = plan.model_copy(update={"messages": messages, "exchanges": exchanges})
-    trace = simulate(plan, PROFILE, exact_cluster(), ranks="all")
-    names = [s.name for s in trace.spans if s.lane == "communication" and s.rank == 1]
-    assert names == [
-        f"{label}: {verb}"
-        for label in ("t1[0:4096]", "t0[0:4096]")
-        for verb in ("AllToAll", "AllGather")
-    ]
-
-
 @each(
     "settings, words",
     [
@@ -160,21 +146,3 @@ def test_resnet50_on_128_ranks_is_quick(name: str) -> None:
     assert then_s - began_s < 0.5
     assert end_s - then_s < 2.0
     assert every.iteration_s == pytest.approx(one.iteration_s, rel=1e-12)
-
-
-def test_one_rank_stands_for_any_number_where_all_do_the_same() -> None:
-    """All-gathers alone need nobody to be played beside; ranks that send to each other do."""
-    many = 2**11
-    plan = wfbp(PROFILE, exact_cluster())
-
-    def through(collective: str, num_ranks: int) -> float:
-        settings = {"density": 0.25}
-        other = ExchangeSetting(compressor="topk", settings=settings, collective=collective)
-        messages = tuple(m.model_copy(update={"exchange": "other"}) for m in plan.messages)
-        changed = plan.model_copy(update={"messages": messages, "exchanges": {"other": other}})
-        return simulate(changed, PROFILE, exact_cluster(num_ranks=num_ranks)).iteration_s
-
-    sent_s = 2 * (many - 1) * (HOP_S + 8 * 2**10 / RATE)
-    assert through("allgather_sparse", many) == pytest.approx(0.5 + sent_s + 0.5)
-    with pytest.raises(InvalidSetting, match="at most 1024, since each rank is simulated"):
-        through("sparcml", many)
