@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from gradwire.compress.onebit import onebit
 from gradwire.errors import InvalidSetting
 from gradwire.planning import catalogue
 from gradwire.planning.casync import MOST_BATCHES, CaSyncCost, LeastCost
-from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
@@ -239,3 +240,31 @@ def test_messages_are_of_the_size_asked_for(profile: Profile, num_ranks: int) ->
 def test_settings_that_there_are_not(settings: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidSetting, match=words):
         partial(secopa, **settings)(profile_of(([10**6], 0.1, 0.1)), cluster_of())
+
+
+def test_a_rank_of_a_host_encodes_a_matrix_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of matrices that travel together each rank encodes as many elements as others."""
+    asked: list[tuple[int, int, float]] = []
+
+    def choose(cost: CaSyncCost, *figures: Any) -> LeastCost:
+        asked.append(figures)
+        return LeastCost(True, 1, 1.0)
+
+    monkeypatch.setattr(CaSyncCost, "choose", choose)
+    profile, flat = catalogue.load("vgg16"), cluster_of(4)
+    host = Host(num_ranks=2, rate_bytes_per_s=1e9)
+    hosts = flat.model_copy(update={"num_ranks": 8, "host": host})
+    numels = [t.numel for layer in profile.layers for t in layer.tensors][::-1]
+    low_rank = partial(secopa, compressor="powersgd", collective="allreduce", bulk_bytes=2**40)
+    for cluster, count in ((flat, 1), (hosts, 2)):
+        asked.clear()
+        low_rank(profile, cluster)
+        *alone, together = asked
+        assert [numel for numel, _, _ in alone] == numels
+        assert [size for _, size, _ in alone] == [4 * -(-numel // count) for numel in numels]
+        own = sum(-(-numel // count) for numel in numels)
+        assert together[:2] == (max(own, *numels), 4 * own)
+        payloads = [payload_bytes for _, _, payload_bytes in asked]
+        if count == 1:
+            whole = payloads
+        assert payloads == pytest.approx([one / count for one in whole])

@@ -14,7 +14,7 @@ from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Chunk, Plan, PlannedMessage
 from gradwire.planning.data.profile import GradientDType, Profile
-from gradwire.planning.fusion import NOTHING
+from gradwire.planning.fusion import NOTHING, SparseCost
 from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
@@ -233,3 +233,15 @@ def test_hosts_leave_dense_what_lets_a_group_arrive_earliest(hop_s: float, num_d
         ends_s.append(timing.message_end_s[-1])
     assert run_on_clock(plan, profile, cluster).message_end_s[-1] == pytest.approx(min(ends_s))
     assert ends_s.index(min(ends_s)) == num_dense
+
+
+def test_the_cost_of_tensors_that_stay_whole_is_the_simulators() -> None:
+    cluster = cluster_of(beside=LineFit(alpha_s=1e-3, per_unit_s=1e-8), rate=5e6, hop_s=5e-2)
+    cluster = cluster.model_copy(update={"host": Host(num_ranks=2, rate_bytes_per_s=1e9)})
+    profile = profile_of(([100_000, 100_000], 0.0, 0.01))
+    plan = ssfusion(profile, cluster, density=0.05)
+    assert [len(message.chunks) for message in plan.messages] == [2]
+    timing = run_on_clock(plan, profile, cluster)
+    cost = SparseCost.of(cluster, "dgc", 0.05)
+    took_s = timing.message_end_s[0] - timing.message_start_s[0]
+    assert took_s == pytest.approx(cost.apart_s([100_000] * 2, 2 * cost.sent_bytes(100_000)))

@@ -166,3 +166,24 @@ def test_in_a_gap_shorter_than_the_latency_one_block_is_sent() -> None:
     # Layer 0's own message is the one that nothing hides: from 0.75 s on, when it is ready.
     plan = usbyte(profile, cluster, basic_partition_bytes=16)
     assert iteration_s(plan, profile, cluster) == 1.25 + 3.0
+
+
+def test_planned_starts_and_ends_are_what_the_plan_gives() -> None:
+    draw = random.Random(3)
+    for _ in range(60):
+        profile, cluster, basic_bytes = random_instance(draw, draw.randint(1, 8))
+        instance = _instance(profile, cluster, basic_bytes)
+        plan = usbyte(profile, cluster, basic_partition_bytes=basic_bytes, trials=0)
+        places = itertools.islice(itertools.permutations(range(len(instance.layer))), 24)
+        schedules = [instance.blocks(place) for place in places]
+        assert iteration_s(plan, profile, cluster) <= instance.iteration_s(schedules[0])
+        for blocks in (*schedules, instance.uncut()):
+            for before, after in itertools.pairwise(blocks):
+                assert after.start_s >= before.end_s
+                assert after.bucket != before.bucket, "neighbours of one bucket were not merged"
+            counts = [0] * len(instance.layer)
+            for block in blocks:
+                assert block.first_basic == counts[block.bucket]
+                counts[block.bucket] += block.num_basic
+                assert block.start_s >= instance.layer_ends_s[instance.layer[block.bucket]]
+            assert counts == instance.num_basic

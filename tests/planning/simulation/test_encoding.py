@@ -19,7 +19,7 @@ from gradwire.planning.simulation.clock import (
 from gradwire.planning.simulation.events import Traffic, play
 from gradwire.planning.simulation.supersteps import Joint, Price, Superstep, Work
 from gradwire.planning.simulation.timeline import simulate
-from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planning.explain import explain
 from tests.laws.fusion_laws import last_s
@@ -61,9 +61,9 @@ def test_an_inline_encode_delays_every_layer_behind_it() -> None:
 
 def test_the_device_encodes_as_fast_as_was_measured_there() -> None:
     device = CLUSTER.model_copy(update={"inline": {"topk": ON_DEVICE}})
-    plan = _topk(profile_of(([2**12], 0.25, 0.5)), device)
-    timing = run_on_clock(plan, profile_of(([2**12], 0.25, 0.5)), device)
-    assert timing.backward_end_s == [0.5 + ON_DEVICE.seconds(2**12)]
+    both = profile_of(([2**12, 2**12], 0.25, 0.5), dtypes=MIXED)  # so two messages
+    timing = run_on_clock(_topk(both, device), both, device)
+    assert timing.backward_end_s == [0.5 + 2 * ON_DEVICE.seconds(2**12)]
 
 
 def test_the_clock_of_a_fusion_is_the_simulators() -> None:
