@@ -9,15 +9,13 @@ import pytest
 
 from gradwire.contract.units import parse_rate
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire_bench.schedule import schedule, schedule_rank
+from gradwire_bench.schedule import schedule
 from gradwire_bench.schedule.replay import scaled_profile
 from gradwire_bench.schedule.schedule import ScheduleBench
-from gradwire_bench.testbed.hosts import Hosts
-from gradwire_bench.testbed.ranks import run_ranks
+from tests.bench.testbed.forked import run_instead
 
 pytestmark = pytest.mark.slow
 
-BRIEF = "tests.bench.brief_schedule_rank"
 PROFILE = Profile(
     model="made up",
     source="made up",
@@ -61,11 +59,7 @@ def test_the_rank_that_ends_last_counts() -> None:
 def test_a_profile_is_replayed_on_shaped_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks_per_host: int
 ) -> None:
-    def briefly(hosts: Hosts, program: str, *settings: Any, **others: Any) -> Any:
-        assert program == schedule_rank.__name__
-        return run_ranks(hosts, BRIEF, *settings, **others)
-
-    monkeypatch.setattr(schedule, "run_ranks", briefly)
+    run_instead(monkeypatch, schedule, "tests.bench.brief_schedule_rank")
     PROFILE.save(tmp_path / "profile.json")
     bench = ScheduleBench(
         profiles=(str(tmp_path / "profile.json"),),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gradwire_bench.training import training_links
 from gradwire_bench.training.trainers import DDP, OTHERS, PERIOD
 from gradwire_bench.training.training import TrainBench
 from gradwire_bench.training.training_links import (
@@ -16,6 +17,7 @@ from gradwire_bench.training.training_links import (
     reached,
     run,
 )
+from tests.bench.testbed.forked import run_instead
 
 
 @pytest.mark.smoke
@@ -45,7 +47,10 @@ def test_the_line_between_two_scores_is_followed_to_the_goal() -> None:
 
 
 @pytest.mark.slow
-def test_real_ranks_train_by_every_other_trainer(tmp_path: Any) -> None:
+def test_real_ranks_train_by_every_other_trainer(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_instead(monkeypatch, training_links, "tests.bench.small_training_rank")
     links = TrainingOnLinks(
         bench=TrainBench(
             tasks=("convnet",),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gradwire_bench.testbed import ranks
 from gradwire_bench.testbed.hosts import Hosts, loopback_hosts
 from tests.runtime.ranks import Ranks
 
@@ -26,11 +27,20 @@ def fork_ranks(monkeypatch: pytest.MonkeyPatch, module: ModuleType, **smaller: i
 
     def run_ranks(hosts: Hosts, program: str, settings: object, **others: Any) -> list[Any]:
         """Every rank's result; settings and results are plain JSON, as between programs."""
-        with closing(Ranks(hosts.num_ranks)) as ranks:
-            found = ranks.run(_measured, program, json.dumps(settings), smaller)
+        with closing(Ranks(hosts.num_ranks)) as pool:
+            found = pool.run(_measured, program, json.dumps(settings), smaller)
         return [json.loads(result) for result in found]
 
     monkeypatch.setattr(module, "open_hosts", loopback_hosts)
+    monkeypatch.setattr(module, "run_ranks", run_ranks)
+
+
+def run_instead(monkeypatch: pytest.MonkeyPatch, module: ModuleType, program: str) -> None:
+    """A module has hosts run another program, as ``tests.bench.brief_schedule_rank``."""
+
+    def run_ranks(hosts: Hosts, _: str, *settings: Any, **others: Any) -> list[Any]:
+        return ranks.run_ranks(hosts, program, *settings, **others)
+
     monkeypatch.setattr(module, "run_ranks", run_ranks)
 
 
