@@ -214,3 +214,9 @@ def test_what_comes_at_one_instant_is_computed_in_the_order_of_messages() -> Non
     played = play(Traffic([own], [[2.0, 2.0]], ["", ""], early=early))
     begun = {s.name: s.start_s for s in played.spans if s.lane == "compute"}
     assert begun == {"encode": 2.0, "encode early": 3.0}
+
+
+def test_a_slow_rank_computes_slowly_and_the_others_wait_for_it() -> None:
+    supersteps = (Superstep((Work("encode", 1.0),), (), 0), Superstep((), (_joint(0.5, 1.0),), 1))
+    played = play(Traffic([[supersteps]] * 2, [[0.0]] * 2, [""], slowness=[1.0, 3.0]))
+    assert played.end_s == [[4.5], [4.5]]
