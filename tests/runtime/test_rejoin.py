@@ -42,7 +42,8 @@ class Plan:
     dies: dict[int, int] = field(default_factory=dict)
     """The rank, as it was at attach, by step."""
     meets: dict[int, int] = field(default_factory=dict)
-    """The newcomer that rank 0 waits for, by step; it comes in with the next one."""
+    """The newcomer that rank 0 waits for, by step; it comes in with the next one, before which
+    rank 0 can see no other."""
     dies_meeting: int = -1
     """The rank that dies in the midst of a newcomer's admission."""
     adds_up: int = -1
@@ -234,10 +235,10 @@ CASES = {
     ),
     "who does not come in leaves the others as they were": Case(
         2,
-        Plan(meets={1: 1, 2: 2, 5: 3, 8: 4}, adds_up=6),
+        Plan(meets={1: 1, 3: 2, 6: 3, 9: 4}, adds_up=7),
         ("dies when it is offered a place", "dies while it is healed", "", ""),
-        [2] * 9 + [3] * 3,
-        joined=[(2, 9)],
+        [2] * 10 + [3] * 2,
+        joined=[(2, 10)],
         refused=STAYS_OUT + "InvalidSetting: exchanged gradients add up",
     ),
     "nobody joins a run of several models": Case(
