@@ -84,7 +84,8 @@ def test_a_rank_that_lacks_one_message_is_waited_for(two: Ranks) -> None:
 
 def alone(rank: int, world: int, how: str) -> tuple[str, tuple[int, ...], str]:
     net = Net()
-    handle = gw.attach(net, TOPK if how == "residuals" else DENSE, options=SMALL)
+    exchange = {"residuals": TOPK, "draws": "uniform"}.get(how, DENSE)
+    handle = gw.attach(net, exchange, options=SMALL)
     if rank == 1 or how != "one rank":
         run_out(net, "first", rank, 0)
         net.zero_grad(set_to_none=how != "gradients are kept")
@@ -100,7 +101,8 @@ def alone(rank: int, world: int, how: str) -> tuple[str, tuple[int, ...], str]:
     "how, said",
     [
         ("one rank", "rank 0 of 2 has all its gradients of this step, and rank 1 repeats"),
-        ("residuals", r"zero_grad\(set_to_none=True\), where the exchange keeps no residuals"),
+        ("residuals", r"zero_grad\(set_to_none=True\), where the exchange keeps no state \(resid"),
+        ("draws", r"where the exchange keeps no state \(residuals, momenta, counters of draws\)"),
         ("gradients are kept", r"by all ranks, after zero_grad\(set_to_none=True\)"),
     ],
 )

@@ -435,7 +435,8 @@ class Synchroniser:
                     "before its end, or twice in one, as the parameter is shared by segments of a "
                     "reentrant activation checkpoint (use_reentrant=False is accepted). A pass "
                     "that raised can be repeated, by all ranks, after zero_grad(set_to_none=True), "
-                    "where the exchange keeps no residuals, or attach was given on_failure='shrink'"
+                    "where the exchange keeps no state (residuals, momenta, counters of draws), or "
+                    "attach was given on_failure='shrink'"
                 )
             from ..failure.retry import repeat_together  # a pass that raised is rare
 
