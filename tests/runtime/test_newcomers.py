@@ -23,7 +23,7 @@ from gradwire.runtime.elastic import rejoin
 from gradwire.runtime.elastic.rejoin import Lookout, Newcomer, Offer, come_together
 from gradwire.runtime.failure import pulse, shrink
 from gradwire.runtime.failure.membership import Membership
-from gradwire.runtime.setup.fingerprint import fingerprint
+from gradwire.runtime.setup.fingerprint import fingerprint, post_refusal
 from gradwire.runtime.state.plain import receive
 from gradwire.runtime.step import wire
 from gradwire.runtime.step.engine import Engine
@@ -88,11 +88,8 @@ class Old:
     def refuse_silence(self, step: int) -> None: ...
 
 
-def test_a_newcomer_that_falls_silent_stays_out(
-    store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The ranks do not wait for it as long as they would for one that connects slowly."""
-    monkeypatch.setattr(rejoin, "PATIENCE_S", 0.5)
+def admitted() -> list[str]:
+    """The verdicts of two ranks of a run on a newcomer that never connects."""
     over, offer = threading.Event(), Offer(1, [0, 1, 2], 7)
 
     def connect(who: Any) -> Any:
@@ -102,13 +99,27 @@ def test_a_newcomer_that_falls_silent_stays_out(
     def admit(rank: int) -> Any:
         return come_together(offer, connect, lambda engine: None, LIMIT, Old(rank))  # type: ignore[arg-type]
 
-    start_s = time.monotonic()
     try:
         with ThreadPoolExecutor() as pool:
-            assert [*pool.map(admit, range(2))] == ["it shows no sign of life"] * 2
-        assert time.monotonic() - start_s < LIMIT.total_seconds() / 2
+            return [*pool.map(admit, range(2))]
     finally:
         over.set()
+
+
+def test_a_newcomer_that_falls_silent_stays_out(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks do not wait for it as long as they would for one that connects slowly."""
+    monkeypatch.setattr(rejoin, "PATIENCE_S", 0.5)
+    start_s = time.monotonic()
+    assert admitted() == ["it shows no sign of life"] * 2
+    assert time.monotonic() - start_s < LIMIT.total_seconds() / 2
+
+
+def test_a_newcomer_that_refuses_is_not_waited_for(store: Any) -> None:
+    """As one whose exchange does not suit one rank more; it may go on to show signs of life."""
+    post_refusal(Offer(1, [0, 1, 2], 7).who(2), InvalidSetting("teams"))
+    assert admitted() == ["InvalidSetting: teams"] * 2
 
 
 class ClosesSlowly(Engine):

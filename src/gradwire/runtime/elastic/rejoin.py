@@ -37,7 +37,7 @@ from ...errors import RankFailed, RanksDiffer, invalid
 from ..failure.blame import IN_ATTACH
 from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, PERIOD_S, Alarm, Stillness, said
-from ..setup.fingerprint import Fingerprint, difference
+from ..setup.fingerprint import REFUSAL, Fingerprint, difference
 from ..state import checkpoint
 from ..state.plain import packed, read_packed, receive
 from ..step.engine import Engine
@@ -186,7 +186,7 @@ def _judged(
             return _GO if (error := working.exception()) is None else said(error)
         return reason or None
 
-    def look(absent: object, found: Mapping[int, str]) -> bool:
+    def look(absent: object, found: Mapping[int, Any]) -> bool:
         nonlocal reason
         try:
             if old is not None:
@@ -196,8 +196,8 @@ def _judged(
             reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
         return bool(reason) or any(told != _GO for told in found.values())
 
-    def decide(found: Mapping[int, str]) -> str:
-        reasons = [told for told in found.values() if told != _GO]
+    def decide(found: Mapping[int, Any]) -> str:
+        reasons = [t if isinstance(t, str) else t[REFUSAL] for t in found.values() if t != _GO]
         late = f"not all ranks were ready within {timeout}"
         return reasons[0] if reasons else _GO if len(found) == who.world else late
 
@@ -207,10 +207,8 @@ def _judged(
             alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out").encoded()
             own_store(who.name).compare_set("alarm", "", alarm)
 
-    of_all, what = _PLACE._replace(rank=who.rank, world=who.world), "a newcomer's attach"
-    verdict = of_all.beside(str(offer.number)).agree(
-        own, decide, timeout, what=what, look=look, is_partial=True
-    )
+    what = "a newcomer's attach"
+    verdict = who.agree(own, decide, timeout, what=what, look=look, is_partial=True)
     in_background(close)
     return verdict
 

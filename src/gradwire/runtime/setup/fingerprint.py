@@ -21,7 +21,7 @@ Described = tuple[str, tuple[int, ...], str, str]
 """One tensor of the model: its name, shape, dtype and treatment."""
 
 NETWORK = "network"
-SETTINGS, _TENSORS, _REFUSAL = "settings", "tensors", "refusal"
+SETTINGS, _TENSORS, REFUSAL = "settings", "tensors", "refusal"
 
 
 def fingerprint(
@@ -62,7 +62,7 @@ def post_refusal(who: Membership, error: Exception) -> None:
     """
     if who.world > 1:
         with suppress(RankFailed):  # of the store, beside the error that matters
-            who.post({_REFUSAL: f"{type(error).__name__}: {error}"})
+            who.post({REFUSAL: f"{type(error).__name__}: {error}"})
             who.linger()
 
 
@@ -84,13 +84,13 @@ def refusing(*groups: Membership, unless: tuple[type[Exception], ...] = ()) -> I
 
 def has_refusal(found: Mapping[int, Any]) -> bool:
     """Whether one of these values of ranks is a refusal."""
-    return any(_REFUSAL in told for told in found.values())
+    return any(REFUSAL in told for told in found.values())
 
 
 def refuse_if_one_did(found: Mapping[int, Any], how: str) -> None:
     """Raises ``RanksDiffer`` if a rank's value is a refusal; ``how`` says who, with {} for it."""
     for rank, told in found.items():
-        if refusal := told.get(_REFUSAL):
+        if refusal := told.get(REFUSAL):
             raise RanksDiffer(f"{how.format(rank)}: {refusal}")
 
 
