@@ -303,7 +303,8 @@ def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor 
         payload.buffer[: head.size_bytes].copy_(head.buffer)
     for field in program.kept if count else ():
         own_K = kept[field.name]
-        packed = to_bytes(own_K.int(), field.dtype) if field.dtype in UNSIGNED else own_K
+        is_coded = field.dtype in UNSIGNED and field.dtype is not DType.UINT8
+        packed = to_bytes(own_K.int(), field.dtype) if is_coded else own_K
         payload[field.name].copy_(packed)
     residual_N = call.operands.get("residual")
     if program.top is not None and residual_N is not None and count:

@@ -7,7 +7,7 @@ The ABI is the same for every kernel, so that one call carries any of them out:
 A record a tensor holds its length, key, step and the kernel's buffers in order: many small tensors
 are one call, one parallel loop over all their blocks. What a kernel keeps of them goes through
 csrc/kept.h. Each operation has one line in ``_TEXT``; what needs more than a line is a function of
-csrc. The text has one statement for each value.
+csrc. The text has one statement for each value used twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .ir import (
     Op,
 )
 from .operators import support
-from .schedule import Pass, Text, any_order, is_always, passes, pointer, sums_floats
+from .schedule import Pass, Text, any_order, grouped, is_always, passes, pointer, sums_floats
 
 _NEAR = 16384  # elements of a block beside which the next one fits into a core's own cache
 
@@ -100,7 +100,7 @@ class _Body(Text):
         return f"{kind}* const {pointer(buffer)} = {given}{where};"
 
     def one_pass(self, one: Pass) -> list[str]:
-        lines = self.statements(one.before, "s")
+        lines = self.statements(one.before, set(), "s")
         if not one.loops:
             return lines
         self.name_reductions(one)
@@ -111,7 +111,8 @@ class _Body(Text):
     def _loop(self, one: Pass) -> list[str]:
         outside = dict(self.names)  # names of elements end with their loop
         before = [line for found in one.elements for line in self._prepared(found, one)]
-        body = self.statements(one.elements, "x")
+        roots = {s for found in (*one.reductions, *one.stores) for s in found.sources}
+        body = self.statements(one.elements, roots, "x")
         body += [self._accumulated(found) for found in one.reductions]
         body += [self.stored(target) for target in one.stores]
         codes = [
@@ -179,7 +180,7 @@ class _Body(Text):
     def applied(self, found: Node, operands: Sequence[str]) -> str:
         if found.op is Op.OPERATOR:
             template: str = found.arg.template("cpp")
-            return template.format(*operands)
+            return template.format(*map(grouped, operands))
         if found.op is not Op.CAST:
             return super().applied(found, operands)
         if found.dtype is FLOAT32:
@@ -201,13 +202,13 @@ class _Body(Text):
     def _accumulated(self, found: Node) -> str:
         fold: Fold = found.arg
         value, keep = found.sources
-        lane, text = f"{self.lane(found)}[j]", self.names[value]
+        lane, text = f"{self.lane(found)}[j]", grouped(self.names[value])
         if fold.body.op is Op.ADD and any_order(fold):
             kind = _lane_type(found)
-            chosen = text if is_always(keep) else f"({self.names[keep]} ? {text} : 0)"
+            chosen = text if is_always(keep) else f"({grouped(self.names[keep])} ? {text} : 0)"
             return f"{lane} += static_cast<{kind}>({chosen});"
         taken = self.fold(fold.body, lane, text)
-        chosen = taken if is_always(keep) else f"{self.names[keep]} ? {taken} : {lane}"
+        chosen = taken if is_always(keep) else f"{grouped(self.names[keep])} ? {taken} : {lane}"
         return f"{lane} = {chosen};"
 
     def _folded(self, found: Node) -> list[str]:

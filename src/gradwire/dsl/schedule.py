@@ -9,6 +9,7 @@ do it, except that what a kernel also reads is overwritten in the last pass that
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -83,6 +84,8 @@ def _reads(found: Node, buffer: Buffer) -> bool:
 
 # ---- the text of a block, whatever the back end ------------------------------------------------
 
+_LONGEST_INLINE = 48  # a longer expression gets a name
+
 
 class Text(ABC):
     """The text within a block; remembers which names values have."""
@@ -93,14 +96,18 @@ class Text(ABC):
     def __init__(self) -> None:
         self.names: dict[Node, str] = {}
         self.numbers = count(1)
+        self.uses: Counter[Node] | None = None
+        """How often each value is an operand; None where that counts within one pass."""
 
     @abstractmethod
     def literal(self, value: float, dtype: DType) -> str:
         """A constant of this type."""
 
     def applied(self, found: Node, operands: Sequence[str]) -> str:
-        """An operation of operands, each a name, a number or in parentheses."""
-        return self.texts[found.op].format(*operands)
+        """An operation of operands that are texts, in parentheses unless it is a call."""
+        template = self.texts[found.op]
+        is_call = template.endswith(")") and not template.startswith("{")
+        return template.format(*(operands if is_call else map(grouped, operands)))
 
     @abstractmethod
     def expression(self, found: Node) -> str:
@@ -114,16 +121,18 @@ class Text(ABC):
     def stored(self, target: Node) -> str:
         """The line of a store."""
 
-    def statements(self, order: tuple[Node, ...], prefix: str) -> list[str]:
-        """A line for each value that is no constant."""
+    def statements(self, order: tuple[Node, ...], roots: set[Node], prefix: str) -> list[str]:
+        """A line for each value, except for constants and for elements that are used once."""
+        uses = self.uses or Counter(source for found in order for source in found.sources)
         lines = []
         for found in order:
             if found.op is Op.STORE:
                 lines.append(self.stored(found))
                 continue
             text = self.expression(found)
-            if found.op is Op.CONST:
-                self.names[found] = text
+            once = uses[found] == 1 and found not in roots and len(text) <= _LONGEST_INLINE
+            if found.op is Op.CONST or (once and found.extent is Extent.ELEMENT):
+                self.names[found] = text  # values a block are named: later passes use them too
                 continue
             name = self.names[found] = f"{prefix}{next(self.numbers)}"
             lines.append(self.named(found, name, text))
@@ -144,7 +153,7 @@ class Text(ABC):
             return (a, b)[body.arg]
         if body.op is Op.CONST:
             return self.literal(body.arg, body.dtype)
-        return f"({self.applied(body, [self.fold(source, a, b) for source in body.sources])})"
+        return self.applied(body, [self.fold(source, a, b) for source in body.sources])
 
 
 def pointer(buffer: Buffer) -> str:
@@ -170,3 +179,13 @@ def fold_name(fold: Fold) -> str:
 def is_always(keep: Node) -> bool:
     """Whether a condition holds of every element."""
     return keep.op is Op.CONST and bool(keep.arg)
+
+
+def grouped(text: str) -> str:
+    """``text`` in parentheses, unless it is one name, number or call."""
+    depth = 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == " " and not depth:
+            return f"({text})"
+    return text

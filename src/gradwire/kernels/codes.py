@@ -13,10 +13,14 @@ from torch import Tensor
 def packed_codes(codes_N: Tensor, bits: int) -> Tensor:
     """Codes of ``bits`` bits as bytes, the first in the lowest bits; zeros behind the last."""
     per_byte = 8 // bits
-    padded = codes_N.new_zeros(-(-codes_N.numel() // per_byte) * per_byte)
+    num_bytes = -(-codes_N.numel() // per_byte)
+    padded = codes_N.new_zeros(num_bytes * per_byte, dtype=torch.uint8)
     padded[: codes_N.numel()] = codes_N
-    shifts = torch.arange(per_byte, device=codes_N.device, dtype=torch.int32) * bits
-    return (padded.view(-1, per_byte) << shifts).sum(1).to(torch.uint8)
+    first, *others = padded.view(num_bytes, per_byte).unbind(1)
+    packed = first.clone()
+    for place, codes in enumerate(others, start=1):
+        packed |= codes << place * bits
+    return packed
 
 
 def unpacked_codes(bytes_U: Tensor, bits: int, numel: int) -> Tensor:

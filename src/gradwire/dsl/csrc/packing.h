@@ -51,36 +51,67 @@ inline GW_INLINE void unpack(const uint8_t* in, uint8_t (&code)[kLanes], int cou
 
 // ---- codes 0 to 2, five a byte: byte b of a group is the sum of code[b + 13 i] * 3^i ------------
 
-// Code 64, which no group has, is 0.
-constexpr int kFives = 13;
+// A group's 64 codes are four rows, its bytes a row of 13 (three more hold anything). Rows are put
+// together in registers, for the same reason as above. Code 64, which no group has, is 0.
+typedef uint8_t Row __attribute__((vector_size(16)));
+typedef uint16_t WideRow __attribute__((vector_size(32)));
+typedef uint64_t RowWords __attribute__((vector_size(16)));
 
-inline size_t bytes_by_five(int count) { return static_cast<size_t>(count < kFives ? count : kFives); }
+// A row of the elements with these numbers among the 32 of two rows.
+#if defined(__clang__)
+#define GW_CHOSEN(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define GW_CHOSEN(a, b, ...) __builtin_shuffle(a, b, ::gw::Row{__VA_ARGS__})
+#endif
+#define GW_CHOSEN_FROM(n, a, b)                                                                \
+  GW_CHOSEN(a, b, n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7, n + 8, n + 9, n + 10,    \
+            n + 11, n + 12, n + 13, n + 14, n + 15)
 
-// Rows of 16, of which each but the last is followed by what the next one overwrites.
+inline size_t bytes_by_five(int count) { return static_cast<size_t>(count < 13 ? count : 13); }
+
 inline GW_INLINE void pack_by_five(const uint8_t (&code)[kLanes], uint8_t* out, int count) {
-  uint8_t digit[4 * kFives + 16] = {}, sum[16] = {};
-  std::memcpy(digit, code, sizeof code);
-  for (int i = 4; i >= 0; --i) {
-    for (int b = 0; b < 16; ++b) sum[b] = static_cast<uint8_t>(3 * sum[b] + digit[kFives * i + b]);
+  Row row[4];
+  std::memcpy(row, code, sizeof row);
+  Row sum = GW_CHOSEN_FROM(4, row[3], Row{});
+  sum = sum + sum + sum + GW_CHOSEN_FROM(7, row[2], row[3]);
+  sum = sum + sum + sum + GW_CHOSEN_FROM(10, row[1], row[2]);
+  sum = sum + sum + sum + GW_CHOSEN_FROM(13, row[0], row[1]);
+  sum = sum + sum + sum + row[0];
+  std::memcpy(out, &sum, bytes_by_five(count));
+}
+
+// The bytes of a group as a row: of a full group two words that overlap.
+inline GW_INLINE Row read_by_five(const uint8_t* in, int count) {
+  uint64_t low = 0, high = 0;
+  if (count < 8) {
+    std::memcpy(&low, in, static_cast<size_t>(count));
+  } else {
+    const size_t size = bytes_by_five(count);
+    std::memcpy(&low, in, 8);
+    std::memcpy(&high, in + size - 8, 8);
+    high = size > 8 ? high >> 8 * (16 - size) : 0;
   }
-  std::memcpy(out, sum, bytes_by_five(count));
+  return (Row)RowWords{low, high};
 }
 
 inline GW_INLINE void unpack_by_five(const uint8_t* in, uint8_t (&code)[kLanes], int count) {
-  uint8_t digit[4 * kFives + 16], row[16];
-  uint16_t rest[16];
-  std::memset(row, 0, sizeof row);
-  std::memcpy(row, in, bytes_by_five(count));
-  for (int b = 0; b < 16; ++b) rest[b] = row[b];
-  for (int i = 0; i < 5; ++i) {
-    for (int b = 0; b < 16; ++b) {
-      const uint16_t third = static_cast<uint16_t>(rest[b] * 171 >> 9);  // as far as a byte goes
-      row[b] = static_cast<uint8_t>(rest[b] - 3 * third);
-      rest[b] = third;
-    }
-    std::memcpy(digit + kFives * i, row, sizeof row);
+  WideRow rest = __builtin_convertvector(read_by_five(in, count), WideRow);
+  Row digit[5];
+  for (Row& found : digit) {
+    const WideRow third = rest * 171 >> 9;  // rest / 3, as far as a byte goes
+    found = __builtin_convertvector(rest - third * 3, Row);
+    rest = third;
   }
-  std::memcpy(code, digit, sizeof code);
+  const auto a = (RowWords)GW_CHOSEN(digit[0], digit[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,
+                                     16, 17, 18);
+  const auto b = (RowWords)GW_CHOSEN(digit[1], digit[2], 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 17,
+                                     18, 19, 20, 21);
+  const auto c = (RowWords)GW_CHOSEN(digit[2], digit[3], 6, 7, 8, 9, 10, 11, 12, 16, 17, 18, 19,
+                                     20, 21, 22, 23, 24);
+  const auto d = (RowWords)GW_CHOSEN(digit[3], digit[4], 9, 10, 11, 12, 16, 17, 18, 19, 20, 21, 22,
+                                     23, 24, 25, 26, 27);
+  const Words all = {a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]};
+  std::memcpy(code, &all, sizeof all);
 }
 
 }  // namespace gw

@@ -17,6 +17,7 @@ interp.py's own 64 lanes and order, hence its bits, and is as much slower."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -42,7 +43,7 @@ from ..ir import (
     walk,
 )
 from ..operators import support
-from ..schedule import Pass, Text, any_order, is_always, passes, pointer, sums_floats
+from ..schedule import Pass, Text, any_order, grouped, is_always, passes, pointer, sums_floats
 
 # ---- Triton's words for the operations, types, numbers and memory of the IR --------------------
 #
@@ -62,10 +63,10 @@ def combined(fold: Fold, lanes: str) -> str:
 
 
 def _tensor(found: Node, text: str) -> str:
-    """An operand that has a tensor's methods: a number has none."""
+    """An operand that has a tensor's methods: a number has none, and ~x.to() is ~(x.to())."""
     if found.op is Op.CONST and not text.startswith("tl.full"):
         return f"tl.full((1, 1), {text}, {type_name(found.dtype)})"
-    return text
+    return f"({text})" if text[0] in "~-" else grouped(text)
 
 
 def code(buffer: Buffer, arguments: str, width: str = "") -> str:
@@ -230,13 +231,15 @@ class _Body(Text):
         )
         """Whether a row is one tile."""
         self.at = "0" if self.whole else "at"
+        if self.whole:
+            self.uses = Counter(source for found in order for source in found.sources)
 
     def head(self) -> list[str]:
         """The lines before all passes: the tile if there is only one, else how far loops go."""
         return self._tile("TILE") if self.whole else ["longest = tl.max(n).to(tl.int32)"]
 
     def one_pass(self, one: Pass) -> list[str]:
-        lines = self.statements(one.before, "s")
+        lines = self.statements(one.before, set(), "s")
         if not one.loops:
             return lines
         self.name_reductions(one)
@@ -270,7 +273,8 @@ class _Body(Text):
     def _elements(self, one: Pass) -> list[str]:
         """The lines that compute, for each element of a tile, what a pass reduces and stores."""
         order = tuple(found for found in one.elements if found not in self.names)
-        lines = self._drawn(order) + self.statements(order, "x")
+        roots = {s for found in (*one.reductions, *one.stores) for s in found.sources}
+        lines = self._drawn(order) + self.statements(order, roots, "x")
         return lines + self._kept(one.stores)
 
     def _drawn(self, order: tuple[Node, ...]) -> list[str]:
@@ -292,7 +296,7 @@ class _Body(Text):
                 return self._loaded(found.arg)
             case Op.LOAD_AT:
                 masked = ", mask=inside, other=0" if found.extent is Extent.ELEMENT else ""
-                return f"tl.load({pointer(found.arg)} + {plain[0]}{masked})"
+                return f"tl.load({pointer(found.arg)} + {grouped(plain[0])}{masked})"
             case Op.RANDOM:
                 return f"gw.uniform(draw{found.arg})"
             case Op.BELOW:
@@ -307,7 +311,7 @@ class _Body(Text):
             return template.format(*tensors)
         if found.op is Op.NEG and found.dtype is FLOAT32:
             # -x is 0 - x in some versions of triton, which loses a zero's sign
-            return f"{operands[0]} * -1.0"
+            return f"{grouped(operands[0])} * -1.0"
         if found.op is not Op.CAST:
             return super().applied(found, operands)
         if found.dtype is FLOAT32:
@@ -355,14 +359,14 @@ class _Body(Text):
 
     def _counted(self, found: Node) -> str:
         keep = found.sources[1]
-        return "inside" if is_always(keep) else f"inside & {self.names[keep]}"
+        return "inside" if is_always(keep) else f"inside & {grouped(self.names[keep])}"
 
     def _accumulated(self, found: Node) -> str:
         fold: Fold = found.arg
         lane = self.lane(found)
         if any_order(fold):
             return f"{lane} = {self.fold(fold.body, lane, self._taken(found))}"
-        taken = self.fold(fold.body, lane, self.names[found.sources[0]])
+        taken = self.fold(fold.body, lane, grouped(self.names[found.sources[0]]))
         return f"{lane} = tl.where({self._counted(found)}, {taken}, {lane})"
 
     def _folded(self, found: Node) -> list[str]:
@@ -384,7 +388,7 @@ class _Body(Text):
         if keep is None:
             return []
         return [
-            f"kept = inside & {self.names[keep]}",
+            f"kept = inside & {grouped(self.names[keep])}",
             "place, kept_before = gw.places(kept, kept_before)",
         ]
 
