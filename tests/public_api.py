@@ -1,6 +1,6 @@
 """What a user writes, for type checkers: nothing here runs.
 
-``tests/test_public_api.py`` has mypy and pyright look at it from outside of the package.
+``make check`` has mypy look at it. ``assert_type`` fails where a public name has no type.
 """
 
 from __future__ import annotations

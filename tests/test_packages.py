@@ -62,6 +62,11 @@ def test_the_declared_versions_are_those_of_the_table() -> None:
     assert named == [".".join(map(str, one)) for one in tried["Python"]]
 
 
+def test_each_package_says_that_it_is_typed() -> None:
+    found = {path.parent.name for path in ROOT.glob("**/src/gradwire*/py.typed")}
+    assert found == {"gradwire", "gradwire_lab", "gradwire_bench"}
+
+
 def test_no_module_of_the_library_imports_a_further_package() -> None:
     """In a process that has imported nothing yet."""
     subprocess.run([sys.executable, "-c", WITHOUT], check=True, timeout=100)

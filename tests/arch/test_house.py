@@ -139,7 +139,7 @@ def test_a_wheel_holds_the_library_alone_and_an_sdist_all() -> None:
     hook = {"custom": {"path": "scripts/hatch_build.py"}}  # adds kernels, in a wheel of a platform
     assert targets["wheel"] == {"packages": ["src/gradwire"], "hooks": hook}
     assert {*FOLDERS, "tests"} <= set(targets["sdist"]["include"])
-    assert {file.split("/")[0] for file in tool["mypy"]["files"]} == set(FOLDERS)
+    assert {file.split("/")[0] for file in tool["mypy"]["files"]} == {*FOLDERS, "tests"}
 
 
 def test_the_root_is_short() -> None:
