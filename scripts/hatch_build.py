@@ -3,9 +3,10 @@
 ``python -m build`` makes the wheel that every machine takes, with C++ sources only.
 ``GRADWIRE_WHEEL=x86_64`` or ``aarch64`` before it makes the wheel of that platform: each kernel
 built for each level below, which ``gradwire/kernels/prebuilt.py`` chooses from.
-``x86_64/x86-64-v3`` builds for that level alone. The other platform
-needs a cross compiler (``apt-get install g++-aarch64-linux-gnu``). Kernels are those of
-``kernels/csrc`` and what CompLL generates for each compressor under ``SETTINGS`` and its examples.
+``x86_64/x86-64-v3`` builds for that level alone, and not for ``SETTINGS``: a wheel to try. The
+other platform needs a cross compiler (``apt-get install g++-aarch64-linux-gnu``). Kernels are those
+of ``kernels/csrc`` and what CompLL generates for each compressor under ``SETTINGS`` and its
+examples.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
 """What people set, beside the defaults and the examples of each compressor's file."""
 
 
-def sources() -> dict[str, CppSource]:
-    """Every kernel to be built, by its file name."""
+def sources(settings: dict[str, list[dict[str, object]]]) -> dict[str, CppSource]:
+    """Every kernel to be built, by its file name; those of compressors also for these settings."""
     from gradwire.contract.registry import KINDS, load, names
     from gradwire.dsl.generated import Generated
     from gradwire.kernels import libraries
@@ -66,15 +67,16 @@ def sources() -> dict[str, CppSource]:
         ):
             continue
         codecs = [*sys.modules[kind.__module__].EXAMPLES]
-        codecs += [kind(**settings) for settings in SETTINGS.get(name, [])]
+        codecs += [kind(**given) for given in settings.get(name, [])]
         codecs += [codec.for_sums() for codec in codecs]
         found += [codec.kernels().built.source for codec in codecs]
     return {source.prebuilt_name: source for source in found}
 
 
-def compile_all(target: str, levels: tuple[str, ...], folder: Path) -> int:
+def compile_all(target: str, only: str, folder: Path) -> int:
     """Builds ``folder``/LEVEL/NAME of every kernel for these levels; returns how many."""
     compiler = compiler_for(target)
+    levels = (only,) if only else LEVELS[target]
     sys.path.insert(0, str(ROOT / "src"))  # before an installed gradwire
     from gradwire.kernels.compiler import BASE_FLAGS
 
@@ -90,7 +92,7 @@ def compile_all(target: str, levels: tuple[str, ...], folder: Path) -> int:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         jobs = [
             pool.submit(compile_one, level, name, source)
-            for name, source in sources().items()
+            for name, source in sources({} if only else SETTINGS).items()
             for level in levels
         ]
         return len([job.result() for job in jobs])
@@ -135,9 +137,7 @@ class Kernels(BuildHookInterface[Any]):
             raise SystemExit(f"{VARIABLE}={target}/{only}: there are {LEVELS}")
         self._made = tempfile.TemporaryDirectory(prefix="gradwire-kernels-")
         folder = Path(self._made.name)
-        print(
-            f"built {compile_all(target, (only,) if only else levels, folder)} kernels for {target}"
-        )
+        print(f"built {compile_all(target, only, folder)} kernels for {target}")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-manylinux_{'_'.join(map(str, NEWEST_GLIBC))}_{target}"
         build_data["force_include"][str(folder)] = "gradwire/kernels/built"

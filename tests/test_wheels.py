@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from gradwire.kernels import compiler, libraries, prebuilt
+from scripts import hatch_build
 
 ROOT = Path(__file__).parents[1]
 LEVEL = "x86-64-v2"  # the farthest from what is compiled here
@@ -202,6 +203,12 @@ def test_a_minimal_debian_trains_without_a_compiler_within_a_minute(
     said_last = inside("torchrun", "--nproc-per-node", "2", "/job/train.py")
     assert core_seconds() - start_s < 60
     assert "bytes sent a step" in said_last
+
+
+def test_settings_of_the_wheel_are_further_kernels() -> None:
+    few, many = (hatch_build.sources(given) for given in ({}, hatch_build.SETTINGS))
+    assert len(few) + 20 < len(many)
+    assert few.keys() < many.keys()
 
 
 def test_the_newest_level_that_a_processor_has_is_taken_first(tmp_path: Path) -> None:
