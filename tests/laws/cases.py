@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from types import FunctionType
@@ -12,12 +13,32 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Collective, Compressor, Exchange, Layout
 from gradwire.contract.registry import examples
+from gradwire.contract.spec import TensorSpec
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair, suited
 from gradwire_lab.laws.cases import FEW, Case
 
 ALWAYS = Case(world=3, numel=300, seed=3)
 """A case of no special size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaped(Case):
+    """A case of tensors of these shapes."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec("gradient", self.numel, self.dtype, self.shapes)
+
+
+def of_one(exchange: Exchange, world: int, rows: int, seed: int) -> Case:
+    """A case for laws of many steps: of one matrix where an exchange only encodes each tensor."""
+    numel = 10 * rows
+    if isinstance(exchange, Pair):
+        return Shaped(world=world, numel=numel, seed=seed, shapes=((rows, 10),))
+    return Case(world=world, numel=numel, seed=seed)
 
 
 def rotated(turn: int) -> Case:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -12,8 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire.compress.topk import topk
 from gradwire.contract.registry import examples
 from gradwire_lab.compress._threshold import Estimated
+from gradwire_lab.compress.hardthreshold import hardthreshold
 from gradwire_lab.laws.densities import (
     KINDS,
     UNKIND,
@@ -24,9 +26,54 @@ from gradwire_lab.laws.densities import (
     law_no_more_than_stated,
 )
 from tests.each import by_file, each
-from tests.laws import broken_density as broken
 from tests.laws.cases import name_of
 from tests.strategies import bounded
+
+# ---- deliberately wrong ones ---------------------------------------------------------------------
+
+
+class states_nothing(topk):
+    """Has a density, and does not say how far it may be missed."""
+
+    traits = replace(topk.traits, density_range=None)
+
+
+class states_one_without_a_density(hardthreshold):
+    """Says how far a density may be missed that nobody can ask for."""
+
+    traits = replace(hardthreshold.traits, density_range=(0.0, 1.0))
+
+
+class states_it_in_percent(topk):
+    """A range that does not hold the density itself."""
+
+    traits = replace(topk.traits, density_range=(90.0, 110.0))
+
+
+class takes_half(topk):
+    """Takes half of what it was asked for, and says it is exact."""
+
+    def kept(self, numel: int) -> int:
+        return -(-super().kept(numel) // 2)
+
+
+class takes_double(topk):
+    """Takes twice what it was asked for, and says it is exact."""
+
+    def kept(self, numel: int) -> int:
+        return min(numel, 2 * super().kept(numel))
+
+
+@dataclass(frozen=True, kw_only=True)
+class believes_in_normals(hardthreshold):
+    """A threshold that is right for standard normal gradients of 1 %, and only for them."""
+
+    density: float = 0.01
+    threshold: float = 2.576
+    traits = replace(hardthreshold.traits, density_range=(0.5, 2.0))
+
+
+# ---- tests ---------------------------------------------------------------------------------------
 
 SPARSIFIERS = tuple(
     dict.fromkeys(replace(made, density=0.01) for made in examples("compress") if has_density(made))
@@ -112,9 +159,9 @@ def test_residuals_do_not_starve_an_estimator(algorithm: Estimated) -> None:
 @each(
     "specimen",
     [
-        broken.states_nothing(),
-        broken.states_one_without_a_density(),
-        broken.states_it_in_percent(),
+        states_nothing(),
+        states_one_without_a_density(),
+        states_it_in_percent(),
     ],
 )
 def test_law_of_statements_bites(specimen: Any) -> None:
@@ -125,12 +172,12 @@ def test_law_of_statements_bites(specimen: Any) -> None:
 @each(
     "law, specimen, kind",
     [
-        (law_no_less_than_stated, broken.takes_half(), "normal"),
-        (law_no_more_than_stated, broken.takes_double(), "sparse"),
-        (law_no_more_than_stated, broken.believes_in_normals(), "heavy-tailed"),
-        (law_no_less_than_stated, broken.believes_in_normals(), "sparse"),
-        (law_no_less_than_stated, broken.believes_in_normals(), "few classes"),
-        (law_no_more_than_stated, broken.believes_in_normals(), "cauchy"),
+        (law_no_less_than_stated, takes_half(), "normal"),
+        (law_no_more_than_stated, takes_double(), "sparse"),
+        (law_no_more_than_stated, believes_in_normals(), "heavy-tailed"),
+        (law_no_less_than_stated, believes_in_normals(), "sparse"),
+        (law_no_less_than_stated, believes_in_normals(), "few classes"),
+        (law_no_more_than_stated, believes_in_normals(), "cauchy"),
     ],
     ids=name_of,
 )
@@ -142,4 +189,4 @@ def test_laws_of_densities_bite(law: Callable[..., None], specimen: Any, kind: s
 def test_what_the_broken_believe_is_true_of_normals() -> None:
     """So what is rejected above is the gradient's kind, and not how specimens are made."""
     for law in (law_no_more_than_stated, law_no_less_than_stated):
-        law(broken.believes_in_normals(), 0.01, drawn("normal", 20_000))
+        law(believes_in_normals(), 0.01, drawn("normal", 20_000))

@@ -1,8 +1,14 @@
-"""Laws of permutations, partitions and every file of sparse/formats, and that they bite."""
+"""Laws of permutations, partitions and every file of sparse/formats, and that they bite.
+
+Each law takes what is judged as arguments, so that wrong ones can be handed in.
+Legend: K entries, W ranks, N elements.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,9 +17,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gradwire.contract.payload import Payload
 from gradwire.contract.registry import examples
 from gradwire.kernels.libraries import reference_only
-from gradwire.kernels.sparse.entries import Entries, parts_of
+from gradwire.kernels.sparse.entries import Entries, Part, Parts, part_length, parts_of
+from gradwire.kernels.sparse.format import SparseFormat
+from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.elias_fano import elias_fano
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
 from gradwire.kernels.sparse.merge import merge
@@ -23,9 +32,206 @@ from gradwire_lab.laws.tolerance import same_bits
 from papers.zen.bitmap import bitmap
 from tests.each import each
 from tests.kernels.vectors import num_threads
-from tests.laws import broken_formats as broken
-from tests.laws import format_laws as laws
 from tests.laws.test_laws_bite import rejected
+
+# ---- laws ----------------------------------------------------------------------------------------
+
+PUSH_CONSTANT, PULL_CONSTANT = 3.0, math.sqrt(6.0)
+"""c of theorem 2's 1 + c sqrt(n ln n / K), with probability 1 - 1/n.
+
+A part's load exceeds (1 + d) K / n with probability at most exp(-d^2 K / (3 n)) (Chernoff; for a
+permutation, which draws without replacement, Hoeffding 1963). Over the n^2 loads of a push that is
+1/n at d = sqrt(9 n ln n / K), over the n loads of a pull at d = sqrt(6 n ln n / K).
+"""
+
+
+def balance_bound(num_entries: int, world: int, constant: float) -> float:
+    """Theorem 2: the largest imbalance, where a part gets at least ln n entries or so."""
+    return 1.0 + constant * math.sqrt(world * math.log(world) / num_entries)
+
+
+def is_a_bijection(permutation: Any) -> None:
+    """Every index has a place, which leads back to it: so no two share one."""
+    every_N = torch.arange(permutation.numel, dtype=torch.int32)
+    places_N = permutation.places(every_N)
+    low, high = places_N.aminmax() if permutation.numel else (0, -1)
+    inside = low >= 0 and high < permutation.numel
+    assert inside, f"{permutation}: a place is outside"
+    back_N = permutation.indices(places_N)
+    assert torch.equal(back_N, every_N), f"{permutation}: a place leads to another index"
+
+
+def is_balanced(permutation: Any, indices_K: Tensor, world: int, constant: float) -> None:
+    """No part gets more of these indices than theorem 2 allows (definition 8)."""
+    places_K = permutation.places(indices_K)
+    loads_W = (places_K // part_length(permutation.numel, world)).bincount(minlength=world)
+    found = world * int(loads_W.max()) / indices_K.numel()
+    bound = balance_bound(indices_K.numel(), world, constant)
+    assert found <= bound, f"{permutation}: imbalance {found:.3f} is above {bound:.3f}"
+
+
+def loses_nothing(
+    partition: Callable[..., Any],
+    entries: Entries,
+    num_units: int,
+    world: int,
+    permutation: Any,
+) -> None:
+    """Each part has just the entries whose places are its own, ascending, with duplicates."""
+    found = partition(entries, num_units, world, permutation)
+    assert sum(found.counts_W) == entries.num, "entries were lost or made up"
+    seen = []
+    for rank in range(world):
+        own, part = found.of(rank), Part(num_units, world, rank, permutation)
+        inside = bool(((own.indices_K >= 0) & (own.indices_K < part.length)).all())
+        assert inside, f"part {rank} has a place outside"
+        ascends = bool((own.indices_K[1:] >= own.indices_K[:-1]).all())
+        assert ascends, f"part {rank} does not ascend"
+        seen.append(Entries(part.indices(own.indices_K), own.values, own.width))
+    indices_K = torch.cat([one.indices_K for one in seen])
+    units_Kw = torch.cat([one.values for one in seen]).view(-1, entries.width)
+    # Entries of one index keep their order, so a stable sort by index restores the list.
+    order_K, wanted_K = indices_K.argsort(stable=True), entries.indices_K.argsort(stable=True)
+    same = torch.equal(indices_K[order_K], entries.indices_K[wanted_K])
+    assert same, "indices differ from those given"
+    given_Kw = entries.values.view(-1, entries.width)[wanted_K]
+    assert same_bits(units_Kw[order_K], given_Kw), "values differ from those given"
+
+
+def dense_of(entries: Entries, num_units: int) -> Tensor:
+    """The vector that entries without duplicates stand for."""
+    units = entries.values.new_zeros(num_units, entries.width)
+    units[entries.indices_K.long()] = entries.values.view(-1, entries.width)
+    return units.reshape(-1)
+
+
+def restores_the_vector(form: SparseFormat, entries: Entries, num_units: int) -> None:
+    """Writing what was encoded over zeros gives the vector, bit for bit."""
+    payload, want = form.encode(entries, num_units), dense_of(entries, num_units)
+    out = torch.zeros_like(want)
+    form.scatter(payload, Part(num_units), out, width=entries.width)
+    assert same_bits(out, want), f"{form}: scatter gives another vector"
+
+
+def restores_the_entries(form: SparseFormat, entries: Entries, num_units: int) -> None:
+    """Indices and values come back, but for units that are all zeros where a format fills up."""
+    found = form.decode(form.encode(entries, num_units), num_units, entries.width)
+    again = dense_of(found, num_units)
+    assert same_bits(again, dense_of(entries, num_units)), f"{form}: decodes to another vector"
+    ascends = bool((found.indices_K[1:] > found.indices_K[:-1]).all())
+    assert ascends, f"{form}: indices do not ascend"
+    if type(form).__name__ in ("coo", "bitmap", "hash_bitmap", "elias_fano"):
+        same = torch.equal(found.indices_K, entries.indices_K)
+        assert same, f"{form}: decodes to other indices"
+
+
+def has_the_stated_size(form: SparseFormat, entries: Entries, num_units: int) -> None:
+    """The buffer's bytes are those of the formula."""
+    payload, dtype = form.encode(entries, num_units), entries.values.dtype
+    count = form.count(entries, num_units)
+    stated = form.size_bytes(count, num_units, entries.width, dtype)
+    assert payload.buffer is not None
+    assert payload.buffer.numel() == stated, f"{form}: {payload.buffer.numel()} bytes, not {stated}"
+
+
+FORMAT_LAWS = (restores_the_vector, restores_the_entries, has_the_stated_size)
+
+
+# ---- deliberately wrong ones ---------------------------------------------------------------------
+
+
+class collides(Permutation):
+    """A hash: every index goes where chance puts it, as in the paper's strawman."""
+
+    def places(self, indices_K: Tensor, out: Tensor | None = None) -> Tensor:
+        draw = torch.Generator().manual_seed(self.seed)
+        table_N = torch.randint(max(1, self.numel), (self.numel,), generator=draw)
+        return table_N[indices_K.long()].int()
+
+
+class leaves(Permutation):
+    """One round without cycle walking: places beyond the last."""
+
+    def places(self, indices_K: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._done(indices_K.long()).int()
+
+
+class one_way(Permutation):
+    """Its inverse belongs to another seed."""
+
+    def indices(self, places_K: Tensor, out: Tensor | None = None) -> Tensor:
+        return Permutation(self.numel, self.seed + 1).indices(places_K)
+
+
+class stays(Permutation):
+    """The identity: neighbours stay in one part."""
+
+    def places(self, indices_K: Tensor, out: Tensor | None = None) -> Tensor:
+        return indices_K
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Entries of some positions only."""
+
+    entries: Entries
+    kept_K: Tensor
+
+    def taken(self) -> Entries:
+        indices_K, values, width = self.entries
+        units_Kw = values.view(-1, width)[self.kept_K]
+        return Entries(indices_K[self.kept_K], units_Kw.reshape(-1), width)
+
+
+def drops_the_overflow(entries: Entries, num_units: int, world: int, permutation: Any) -> Parts:
+    """Algorithm 1 without a fallback: a part's memory is full after its even share and a tenth."""
+    room = max(1, -(-11 * entries.num // (10 * world)))
+    whole = partition(entries, num_units, world, permutation)
+    starts = [sum(whole.counts_W[:rank]) for rank in range(world)]
+    counts_W = tuple(min(count, room) for count in whole.counts_W)
+    kept = [torch.arange(s, s + n) for s, n in zip(starts, counts_W, strict=True)]
+    return Parts(counts_W, _Kept(whole.entries, torch.cat(kept)).taken())
+
+
+def overwrites(entries: Entries, num_units: int, world: int, permutation: Any) -> Parts:
+    """Counts are right, but two writers share a slot: the last entry is the first one again."""
+    found = partition(entries, num_units, world, permutation)
+    if entries.num > 1:
+        found.entries.indices_K[-1] = found.entries.indices_K[0]
+    return found
+
+
+class loses_index_0(coo):
+    """Takes index 0 for the mark of an empty slot."""
+
+    def decode(
+        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+    ) -> Entries:
+        found = super().decode(payload, num_units, width, room=room)
+        return _Kept(found, found.indices_K.nonzero().squeeze(1)).taken()
+
+
+class loses_the_last(hash_bitmap):
+    """Rounds the number of bytes down."""
+
+    def decode(
+        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+    ) -> Entries:
+        found = super().decode(payload, num_units, width, room=room)
+        kept_K = (found.indices_K < num_units // 8 * 8).nonzero().squeeze(1)
+        return _Kept(found, kept_K).taken()
+
+
+class forgets_the_bits(hash_bitmap):
+    """States the size of its values alone."""
+
+    def size_bytes(
+        self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
+    ) -> int:
+        return count * width * dtype.itemsize
+
+
+# ---- tests ---------------------------------------------------------------------------------------
 
 FORMATS = (*examples("sparse.formats"), bitmap())
 LARGE = (2**31 - 1, 2**31 - 2, 2**30 + 1, 2**30, 214_000_000, 25_000_000, 65_537, 65_536)
@@ -74,12 +280,12 @@ def adversarial(num_units: int, world: int, count: int) -> dict[str, Tensor]:
 
 def test_every_size_to_5000_is_permuted() -> None:
     for numel in range(5_001):
-        laws.is_a_bijection(Permutation(numel, seed=numel % 7))
+        is_a_bijection(Permutation(numel, seed=numel % 7))
 
 
 @each("numel", [1_000_003, 2**20, 2**20 + 1])
 def test_large_sizes_are_permuted(numel: int) -> None:
-    laws.is_a_bijection(Permutation(numel, seed=numel))
+    is_a_bijection(Permutation(numel, seed=numel))
 
 
 @each("numel", [*range(1, 40), 1000, 4095, 4096, 4097, *LARGE])
@@ -108,16 +314,16 @@ def test_adversarial_indices_are_balanced(num_units: int, world: int) -> None:
     for name, indices_K in adversarial(num_units, world, 20_000).items():
         for seed in range(5):
             shuffle = Permutation(num_units, seed)
-            laws.is_balanced(shuffle, indices_K, world, laws.PUSH_CONSTANT)
+            is_balanced(shuffle, indices_K, world, PUSH_CONSTANT)
         if name == "in one original part":
-            with rejected(by=laws.is_balanced):
-                laws.is_balanced(broken.stays(num_units), indices_K, world, laws.PUSH_CONSTANT)
+            with rejected(by=is_balanced):
+                is_balanced(stays(num_units), indices_K, world, PUSH_CONSTANT)
 
 
-@each("wrong", [broken.collides, broken.leaves, broken.one_way])
+@each("wrong", [collides, leaves, one_way])
 def test_the_bijection_law_bites(wrong: Any) -> None:
-    with rejected(by=laws.is_a_bijection):
-        laws.is_a_bijection(wrong(1000, seed=1))
+    with rejected(by=is_a_bijection):
+        is_a_bijection(wrong(1000, seed=1))
 
 
 # ---- the partition and the merge ---------------------------------------------------------------
@@ -150,7 +356,7 @@ def test_a_partition_loses_nothing(
     entries = drawn_entries(*drawn)
     entries = doubled(entries, seed) if duplicates else entries
     shuffle = Permutation(num_units, seed) if shuffled else None
-    laws.loses_nothing(partition, entries, num_units, world, shuffle)
+    loses_nothing(partition, entries, num_units, world, shuffle)
     found = partition(entries, num_units, world, shuffle)
     with reference_only():
         want = partition(entries, num_units, world, shuffle)
@@ -159,11 +365,11 @@ def test_a_partition_loses_nothing(
     assert same_bits(found.entries.values, want.entries.values)
 
 
-@each("wrong", [broken.drops_the_overflow, broken.overwrites])
+@each("wrong", [drops_the_overflow, overwrites])
 def test_the_partition_law_bites(wrong: Any) -> None:
     entries = drawn_entries("a range", 20_011, 1, torch.float32, 1)
-    with rejected(by=laws.loses_nothing):
-        laws.loses_nothing(wrong, entries, 20_011, 8, None)
+    with rejected(by=loses_nothing):
+        loses_nothing(wrong, entries, 20_011, 8, None)
 
 
 @settings(max_examples=40)
@@ -233,21 +439,21 @@ def test_format_laws(form: Any, drawn: tuple[str, int, int, torch.dtype, int]) -
     if drawn[1] == 20_011 and drawn[2] > 1:
         return
     entries, num_units = drawn_entries(*drawn), drawn[1]
-    for law in laws.FORMAT_LAWS:
+    for law in FORMAT_LAWS:
         law(form, entries, num_units)
     payload = form.encode(entries, num_units)
     with reference_only():
         assert torch.equal(form.encode(entries, num_units).buffer, payload.buffer)
-        for law in laws.FORMAT_LAWS:
+        for law in FORMAT_LAWS:
             law(form, entries, num_units)
 
 
 @each(
     "law, form",
     [
-        (laws.restores_the_vector, broken.loses_index_0()),
-        (laws.restores_the_entries, broken.loses_the_last()),
-        (laws.has_the_stated_size, broken.forgets_the_bits()),
+        (restores_the_vector, loses_index_0()),
+        (restores_the_entries, loses_the_last()),
+        (has_the_stated_size, forgets_the_bits()),
     ],
     ids=lambda one: getattr(one, "__name__", type(one).__name__),
 )
@@ -266,7 +472,7 @@ def test_parts_of_all_ranks_make_the_vector(
     kind, num_units, width, dtype, seed = drawn
     dtype = torch.float64 if dtype is torch.float64 else torch.float32
     entries = drawn_entries(kind, num_units, width, dtype, seed)
-    want = laws.dense_of(entries, num_units) * scale
+    want = dense_of(entries, num_units) * scale
     short = want[: want.numel() - (width - 1)].clone()  # the last unit reaches beyond the vector
     parts = parts_of(num_units, world, Permutation(num_units, seed) if shuffled else None)
     found = partition(entries, num_units, world, parts[0].permutation)

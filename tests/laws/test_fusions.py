@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -14,9 +14,51 @@ from gradwire.planning.data.fit import LineFit
 from gradwire.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion
 from gradwire_lab.laws.inputs import MIXED, profile_of
 from tests.each import each
-from tests.laws import broken_fusions as broken
-from tests.laws.fusion_laws import LAWS, Fuse
+from tests.laws import fusion_laws as laws
+from tests.laws.fusion_laws import LAWS, Fuse, Groups, last_s
 from tests.strategies import bounded
+
+# ---- deliberately wrong ones ---------------------------------------------------------------------
+
+
+def greedy(every: Sequence[Arrival], cost: SparseCost) -> Groups:
+    """Closes a group as soon as that alone ends earlier; what comes after it is not looked at."""
+    groups: Groups = []
+    for one in every:
+        apart = [*groups, [one]]
+        merged = [*groups[:-1], [*groups[-1], one]] if groups else apart
+        groups = merged if last_s(merged, cost) <= last_s(apart, cost) else apart
+    return groups
+
+
+def halves(every: Sequence[Arrival], cost: SparseCost) -> Groups:
+    """One split at most, as published code looks for."""
+    splits = [[list(every)], *([list(every[:i]), list(every[i:])] for i in range(1, len(every)))]
+    return min(splits, key=lambda groups: last_s(groups, cost))
+
+
+def each_alone(every: Sequence[Arrival], cost: SparseCost) -> Groups:
+    return [[one] for one in every]
+
+
+def loses_the_last(every: Sequence[Arrival], cost: SparseCost) -> Groups:
+    return best_fusion(every[:-1], cost)
+
+
+def mixes_dtypes(every: Sequence[Arrival], cost: SparseCost) -> Groups:
+    return [list(every)]
+
+
+BITES = (
+    (laws.law_no_fusion_ends_earlier, greedy),
+    (laws.law_no_fusion_ends_earlier, halves),
+    (laws.law_no_fusion_ends_earlier, each_alone),
+    (laws.law_groups_are_the_arrivals, loses_the_last),
+    (laws.law_groups_are_the_arrivals, mixes_dtypes),
+)
+
+
+# ---- tests ---------------------------------------------------------------------------------------
 
 lines = st.builds(LineFit, alpha_s=st.floats(0.0, 0.02), per_unit_s=st.floats(0.0, 1e-5))
 MIXED_UP = profile_of(*[([100, 2000], 0.0, 0.004)] * 3, dtypes=MIXED)
@@ -65,7 +107,7 @@ RUSH = arrivals(
 )
 
 
-@each("law, fuse", broken.BITES, ids=lambda p: p.__name__)
+@each("law, fuse", BITES, ids=lambda p: p.__name__)
 def test_fusion_law_bites(law: Callable[..., None], fuse: Fuse) -> None:
     def holds(own: Fuse) -> None:
         for every, cost in ((RUSH, LATENT), (arrivals(MIXED_UP), cost_of(NOTHING))):
@@ -86,7 +128,7 @@ def test_the_table_of_all_gathers_is_that_of_one(every: list[Arrival], cost: Spa
 
 
 def test_every_law_has_a_specimen() -> None:
-    assert {law for law, _ in broken.BITES} == set(LAWS)
+    assert {law for law, _ in BITES} == set(LAWS)
 
 
 def test_tensors_that_stay_whole_are_fused_for_all_ranks_of_a_host_to_have_one() -> None:

@@ -79,7 +79,7 @@ def test_every_law_has_a_specimen_it_must_reject() -> None:
 @each("codec", broken.SOUND_COMPRESSORS)
 def test_what_wrong_compressors_are_made_of_passes(codec: Any) -> None:
     for (i, grad_N), (j, law) in product(enumerate(panel()), enumerate(compressors.LAWS)):
-        if (i + j) % 2:
+        if (i + j) % 6 == 0:
             law(codec, grad_N)
 
 
@@ -87,9 +87,9 @@ def test_what_wrong_compressors_are_made_of_passes(codec: Any) -> None:
 @each("law", collectives.LAWS + exchanges.LAWS, ids=lambda f: f.__name__)
 def test_sound_parts_of_the_broken_pass(law: Callable[..., None]) -> None:
     """So what is rejected above is the one wrong thing, not how specimens are made."""
+    cases = cases_of(law)
     for turn, exchange in enumerate(broken.SOUND_EXCHANGES):
-        for case in cases_of(law)[turn % 2 :: 2]:
-            law(exchange, case)
+        law(exchange, cases[turn % len(cases)])
 
 
 def test_bounded_law_bites() -> None:

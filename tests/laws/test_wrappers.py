@@ -20,6 +20,7 @@ from gradwire_lab.exchange.adapt import Adapted
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme
 from gradwire_lab.laws import collectives, decoupled, exchanges, many_steps, momentum
 from gradwire_lab.laws.cases import FEW, Case
+from gradwire_lab.laws.subjects import FEW_LONG
 from gradwire_lab.laws.tolerance import same_bits
 from tests.each import each
 from tests.laws import broken_decoupled, broken_momentum
@@ -108,7 +109,8 @@ def by_law(laws: tuple[Callable[..., Any], ...]) -> pytest.MarkDecorator:
 @each("exchange", CHANGING)
 def test_those_that_change_over_steps(law: Callable[..., None], exchange: Exchange) -> None:
     place = CHANGING.index(exchange) + exchanges.LAWS.index(law)
-    law(exchange, rotated(place) if place % 2 else ALWAYS)
+    usual = FEW_LONG[place % 2] if law in many_steps.LAWS else ALWAYS
+    law(exchange, rotated(place) if place % 2 else usual)
 
 
 ADAPTED = tuple(
