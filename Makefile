@@ -34,7 +34,7 @@ help:
 	@echo 'make demo     train one model seven ways on four shaped hosts and write a report'
 	@echo 'make test     run the tests, but for the slow ones'
 	@echo 'make test-all run all tests'
-	@echo 'make fuzz     ten minutes of damaged payloads, exchanges and files under AddressSanitizer'
+	@echo 'make fuzz     ten minutes of damaged payloads, exchanges and programs under AddressSanitizer'
 	@echo 'make check    lint, formatting, types'
 	@echo 'make docs     build the documentation site into build/site'
 	@echo 'make dist     build all wheels and source archives into dist, and check them'

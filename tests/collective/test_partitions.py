@@ -1,4 +1,4 @@
-"""Partitions: fewer chunks than ranks, each with a server of its own, in turns over messages."""
+"""CaSync in rounds and in fewer partitions than ranks; its laws are held in tests/laws."""
 
 from __future__ import annotations
 
@@ -15,20 +15,63 @@ from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
-from gradwire.contract import Member, State
+from gradwire.compress.qsgd import qsgd
+from gradwire.contract import Compressor, State
 from gradwire.contract.collective import Collective
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.error_feedback import with_error_feedback
-from gradwire.exchange.local import Outcome, drive
 from gradwire.exchange.pair import pair
 from gradwire.exchange.two_level import with_hosts
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.simulation.timeline import simulate
+from gradwire_lab.compress.hardthreshold import hardthreshold
 from gradwire_lab.laws.inputs import profile_of
 from tests.each import each
 from tests.planning.profiles import exact_cluster
-from tests.planning.simulation.test_computes import computes
+from tests.planning.simulation.test_computes import CHUNK, Done, computes
+from tests.run import Run
+
+# ---- rounds: computations beside what travels ----------------------------------------------------
+
+IN_ROUNDS = casync_ps(room_bytes=0)
+
+
+def _alone(own: list[Done], name: str) -> float:
+    """Chunks beside whose encode, merge or decode nothing travels."""
+    return sum(one.numel for one in own if one.name == name and not one.is_beside) / CHUNK
+
+
+@each("world", [4, 5, 7])
+@each("codec", [onebit(), qsgd()])
+def test_only_the_first_round_is_encoded_and_the_last_decoded_alone(
+    codec: Compressor, world: int
+) -> None:
+    """All else is encoded, merged and decoded beside a transfer, but for the mean."""
+    for own in computes(pair(codec, IN_ROUNDS), world * CHUNK, world):
+        assert sum(one.numel for one in own if one.name == "encode") == world * CHUNK
+        assert sum(one.numel for one in own if one.name == "merge") == world * CHUNK
+        assert sum(one.numel for one in own if one.name == "decode") == world * CHUNK
+        alone = [_alone(own, name) for name in ("encode", "merge", "decode")]
+        assert alone == [2, 1, 1]
+
+
+def test_sizes_that_vary_are_told_before_anything_is_pushed() -> None:
+    for own in computes(pair(hardthreshold(threshold=1.0), IN_ROUNDS), 8 * CHUNK, 8):
+        assert _alone(own, "encode") == 8
+
+
+def test_large_messages_go_in_rounds_by_themselves() -> None:
+    """Seven payloads of 512 KiB / 7 are on their way to a rank at once, and not a byte more."""
+    exchange = pair(none(), casync_ps())
+    most = 512 * 1024 // 7 // 4 // 32 * 32 * 8  # elements, in 8 aligned chunks
+    for numel, alone in ((most, 7), (most + 8 * 32, 1)):
+        own = computes(exchange, numel, 8)[0]
+        first = next(one for one in own if one.name == "encode")
+        assert first.numel == numel // 8 * alone
+
+
+# ---- partitions: fewer chunks than ranks, served in turns over messages --------------------------
 
 FEWER = (
     casync_ps(partitions=1),
@@ -41,15 +84,11 @@ FEWER = (
 )
 
 
-def _step(exchange: Any, turn: int, world: int, numel: int) -> tuple[list[Any], Outcome[Any]]:
-    """Every rank's mean of a message of this turn, and what the ranks sent."""
-    spec = TensorSpec("", numel)
-    grads = [torch.randn(numel, generator=torch.Generator().manual_seed(r)) for r in range(world)]
-    texts = [
-        exchange.synchronise(Member(rank, world, turn), exchange.init(spec, world), grad_N, grad_N)
-        for rank, grad_N in enumerate(grads)
-    ]
-    return grads, drive(texts, ranks_per_host=exchange.ranks_per_host)
+def _sent(exchange: Any, turn: int, world: int, numel: int) -> list[int]:
+    """The bytes that each rank sends of a message of this turn; all have the same mean."""
+    run = Run(exchange, TensorSpec("", numel), world, turn)
+    run.step([torch.randn(numel) for _ in range(world)])
+    return run.sent_bytes
 
 
 @each("collective", FEWER)
@@ -62,11 +101,10 @@ def test_ranks_take_turns_in_serving(codec: gw.Compressor, collective: Collectiv
     assert stated is not None
     total = [0] * world
     for turn in range(world):
-        means, outcome = _step(exchange, turn, world, numel)
-        assert all(torch.equal(means[0], mean_N) for mean_N in means)
+        sent = _sent(exchange, turn, world, numel)
         ahead = turn * collective.partitions % world  # type: ignore[attr-defined]
-        assert outcome.sent_bytes == [stated[(rank - ahead) % world] for rank in range(world)]
-        total = [a + b for a, b in zip(total, outcome.sent_bytes, strict=True)]
+        assert sent == [stated[(rank - ahead) % world] for rank in range(world)]
+        total = [a + b for a, b in zip(total, sent, strict=True)]
     assert len(set(total)) == 1
     assert len(set(stated)) > 1
 
@@ -92,20 +130,15 @@ class placed(cast16):
 def test_what_is_kept_of_a_chunk_stays_with_it_whoever_serves_it(collective: Collective) -> None:
     exchange, world = pair(placed(), collective), 4
     for turn in range(world):
-        states = [exchange.init(TensorSpec("", 256), world) for _ in range(world)]
+        run = Run(exchange, TensorSpec("", 256), world, turn)
         for _ in range(3):
-            grads = [torch.ones(256) for _ in range(world)]
-            texts = [
-                exchange.synchronise(Member(rank, world, turn), states[rank], grad_N, grad_N)
-                for rank, grad_N in enumerate(grads)
-            ]
-            states = drive(texts).results
+            run.step([torch.ones(256)] * world)
 
 
 @each("collective", [casync_ps(partitions=1), casync_ring(partitions=1)])
 def test_hosts_take_turns(collective: Collective) -> None:
     exchange = with_hosts(pair(none(), collective), 2)
-    first, second = (_step(exchange, turn, 6, 64)[1].sent_bytes for turn in (0, 1))
+    first, second = (_sent(exchange, turn, 6, 64) for turn in (0, 1))
     assert first == [*second[2:], *second[:2]], "two ranks of a host further"
     assert first != second
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.contract import Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
 from tests.each import each
 from tests.laws.variable import above
+from tests.run import Run
 
 WORLD, NUMEL = 5, 1003
 SCHEMES = (
@@ -61,14 +61,11 @@ def test_what_is_expected_is_what_independent_ranks_send(scheme: gw.Collective) 
 )
 def test_buffers_only_grow(exchange: gw.Pair) -> None:
     """From the step with the most entries on, nothing is allocated."""
-    members = [Member(rank, WORLD) for rank in range(WORLD)]
+    run = Run(exchange, TensorSpec("", NUMEL), WORLD)
 
     def step(share: float) -> list[dict[str, int]]:
-        grads = gradients(share)
-        state = exchange.init(TensorSpec("", len(grads[0])), WORLD)
-        given = zip(members, grads, strict=True)
-        drive([exchange.synchronise(me, state, grad_N, grad_N) for me, grad_N in given])
-        return [{name: buf.data_ptr() for name, buf in me._buffers.items()} for me in members]
+        run.step(gradients(share))
+        return [{name: buf.data_ptr() for name, buf in me._buffers.items()} for me in run.members]
 
     step(0.01)
     after = step(0.5)

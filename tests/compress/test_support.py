@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -13,12 +12,9 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.compress._support import SharedSupport
-from gradwire.contract import Member
 from gradwire.exchange.by_name import exchange_for
-from gradwire.exchange.local import drive
-from gradwire_lab.laws.tolerance import same_bits
-from tests.compress.allocations import Allocations
 from tests.each import each
+from tests.run import Run
 
 Shapes = tuple[tuple[int, ...], ...]
 KINDS = (gw.compress.randomk, gw.compress.cltk, gw.compress.deft)
@@ -40,39 +36,6 @@ def draw(spec: gw.TensorSpec, world: int, seed: int = 0) -> list[Tensor]:
 def made(kind: Any, density: float) -> gw.Exchange:
     """With error feedback; ``powersgd`` has no density."""
     return exchange_for(kind() if kind is gw.compress.powersgd else kind(density=density))
-
-
-class Run:
-    """Ranks that keep their members and states from step to step, and what they sent in all."""
-
-    def __init__(self, exchange: gw.Exchange, spec: gw.TensorSpec, world: int) -> None:
-        self.exchange = exchange
-        self.members = [Member(rank, world) for rank in range(world)]
-        self.states: list[Any] = [exchange.init(spec, world) for _ in range(world)]
-        self.sent_bytes = [0] * world
-
-    def step(self, grads: Sequence[Tensor], seed: int = 0) -> Tensor:
-        """One step in place of copies of ``grads``; all ranks' mean."""
-        outs = [grad_N.clone() for grad_N in grads]
-        texts = [
-            self.exchange.synchronise(me, state, out_N, out_N)
-            for me, state, out_N in zip(self.members, self.states, outs, strict=True)
-        ]
-        outcome = drive(texts, seed=seed)
-        self.states = outcome.results
-        self.sent_bytes = [a + b for a, b in zip(self.sent_bytes, outcome.sent_bytes, strict=True)]
-        assert all(same_bits(out_N, outs[0]) for out_N in outs)
-        return outs[0]
-
-    def allocated(self, grads: Sequence[Tensor]) -> int:
-        """The elements of the largest tensor that is made by one step in place of ``grads``."""
-        texts = [
-            self.exchange.synchronise(me, state, grad_N, grad_N)
-            for me, state, grad_N in zip(self.members, self.states, grads, strict=True)
-        ]
-        with Allocations() as seen:
-            self.states = drive(texts).results
-        return max(seen.numels, default=0)
 
 
 @every_kind

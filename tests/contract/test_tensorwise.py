@@ -10,14 +10,13 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.steps.ordered_sums import num_entries
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
-from gradwire.contract import Compressor, Member
+from gradwire.contract import Compressor
 from gradwire.contract.payload import Payload
 from gradwire.contract.shapes_only import Hollow
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.tensorwise import Tensorwise, tensor_sizes, tensorwise
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange.by_name import exchange_for
-from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
@@ -25,6 +24,7 @@ from gradwire_lab.laws.compressors import LAWS
 from gradwire_lab.laws.tolerance import same_bits
 from tests.each import each
 from tests.laws.cases import compressors
+from tests.run import Run
 
 NOT_ITS = {
     "law_settings_are_frozen_values": "its settings are not a user's",
@@ -90,16 +90,11 @@ def test_what_is_taken_of_all_tensors_is_noted() -> None:
         exchange_for(adacomp(block=64)),
         TensorSpec("m", 300, shapes=((10, 20), (100,))),
     )
-    grads, members = [_draw(300), _draw(300).flip(0)], [Member(rank, 2) for rank in range(2)]
-    drive(
-        [
-            exchange.synchronise(me, exchange.init(spec, 2), grad_N, grad_N)
-            for me, grad_N in zip(members, grads, strict=True)
-        ]
-    )
-    for me in members:
+    run = Run(exchange, spec, 2)
+    mean_N = run.step([_draw(300), _draw(300).flip(0)])
+    for me in run.members:
         assert me.selection is not None
-        assert me.selection.arrived == int(grads[0].count_nonzero())
+        assert me.selection.arrived == int(mean_N.count_nonzero())
         assert 0 < me.selection.selected <= me.selection.arrived
 
 

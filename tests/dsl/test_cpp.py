@@ -23,7 +23,7 @@ from gradwire.kernels import compiler
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import same_bits
-from tests.dsl.attempts import program
+from tests.dsl.test_language import program
 from tests.each import each
 
 pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")

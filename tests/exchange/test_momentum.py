@@ -1,4 +1,4 @@
-"""Momentum correction against its paper's algorithm written out, and how it is put together."""
+"""Momentum correction and decoupled momentum: the papers' algorithms, and what they wrap."""
 
 from __future__ import annotations
 
@@ -106,3 +106,35 @@ def test_a_rank_with_an_infinite_gradient_tells_it_and_gives_nothing_else() -> N
         mean_N = run_local(exchange, [torch.tensor([spoil, 1e30, 0.0]), torch.zeros(3)])[0][0]
         assert bool(mean_N[0].isnan())
         assert mean_N[1:].tolist() == [0.0, 0.0]
+
+
+# ---- decoupled momentum --------------------------------------------------------------------------
+
+DECAY = 0.9
+
+
+def test_decoupled_momentum_is_the_papers_algorithm() -> None:
+    """m = decay m + g; q of m; m = m - q; the mean of all q."""
+    codec = gw.compress.demo(side=8, keep=4, values=torch.float32)
+    exchange = gw.with_decoupled_momentum(codec, DECAY)
+    moments = [torch.zeros(200) for _ in range(WORLD)]
+    states = None
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        grads = [torch.randn(200, generator=draw) for _ in range(WORLD)]
+        results = run_local(exchange, grads, states)
+        states = [state for _, _, state in results]
+        sent = []
+        for rank, grad_N in enumerate(grads):
+            moments[rank] = DECAY * moments[rank] + grad_N
+            payload, _ = codec.encode(None, moments[rank])
+            sent.append(codec.decode(payload, torch.empty(200)))
+            moments[rank] = moments[rank] - sent[-1]
+        for rank, (mean_N, _, state) in enumerate(results):
+            assert torch.allclose(mean_N, torch.stack(sent).mean(0), atol=1e-5)
+            assert torch.allclose(state.residual_N, moments[rank], atol=1e-5)
+
+
+def test_decoupled_momentum_brings_error_feedback() -> None:
+    bare = gw.pair(gw.compress.topk(), gw.collective.allgather_sparse())
+    assert gw.with_decoupled_momentum(bare) == gw.with_decoupled_momentum(gw.compress.topk())

@@ -1,4 +1,4 @@
-"""Fuzzers of what comes from outside: payloads, what ranks exchange, files that people write.
+"""Fuzzers of what comes from outside: payloads, what ranks exchange, programs that people write.
 
 ``make fuzz`` runs them for ten minutes, under AddressSanitizer, and prints how many inputs were
 tried and what was found. An input follows from its target, a seed and its number, so the command

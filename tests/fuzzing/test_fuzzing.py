@@ -27,13 +27,13 @@ def test_a_kernel_without_a_bounds_check_is_found_and_found_again() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # kernels may have to be built, on a busy machine
 def test_damaged_sparse_payloads_stay_inside_of_their_tensors() -> None:
-    found = fuzz("formats", 1, last=1000, seconds=200)
+    found = fuzz("formats", 1, last=300, seconds=200)
     assert [str(one) for one in found.findings] == []
     assert found.num_inputs > 100
     assert 0 < found.num_refused < found.num_inputs
 
 
-@pytest.mark.parametrize("target", ["codecs", "formats", "exchanges", "texts", "programs"])
+@pytest.mark.parametrize("target", ["codecs", "formats", "exchanges", "programs"])
 def test_an_input_follows_from_target_seed_and_number(target: str, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.write_bytes(bytes(8))

@@ -13,7 +13,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.laws.inputs import make_gradient
-from tests.compress.quantisers import decoded, normal
+from tests.compress.test_quantisers import decoded, normal
 from tests.each import each
 
 tbq, natural = gw.compress.tbq, gw.compress.natural_compression

@@ -20,9 +20,10 @@ from gradwire_lab.compress.oktopk.threshold import FEWEST, MOST
 from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.subjects import Law
-from tests.compress.test_support import Run, draw
+from tests.compress.test_support import draw
 from tests.each import each
 from tests.laws import broken_sums
+from tests.run import Run
 
 KINDS = (gw.compress.oktopk, gw.compress.spardl)
 every_kind = each("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -1,16 +1,90 @@
-"""Chrome traces: times in microseconds, a process a rank, and no two events of a thread overlap."""
+"""Traces are ordered, can be cut and joined, survive a file, and are drawn without overlaps."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.contract.trace.chrome import TOUCHING_S, slots, to_chrome
-from gradwire.contract.trace.span import LANES, Span, Trace
+from gradwire.contract.trace.span import LANES, Span, StepDensity, Trace
+from gradwire.errors import InvalidSetting
+from tests.each import each
+
+TRACE = Trace.of(
+    [
+        Span(1, "wait", "step boundary", 0.5, 0.75, step=1),
+        Span(0, "communication", "send", 0.25, 0.5, size_bytes=8, step=0, message=1),
+        Span(0, "forward", "forward", 0.0, 0.25, step=0),
+        Span(0, "own lane", "mine", 0.0, 0.125),
+    ]
+)
+
+
+def test_a_trace_survives_a_file(tmp_path: Path) -> None:
+    TRACE.save(tmp_path / "trace.json")
+    assert Trace.load(tmp_path / "trace.json") == TRACE
+
+
+@each("text", ['{"schema": 99, "spans": []}', "[]", '{"spans": []}'])
+def test_another_schema_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSetting, match="schema"):
+        Trace.from_json(text)
+
+
+def test_lanes_are_ordered_by_rank_and_by_the_order_of_a_step() -> None:
+    lanes = [(0, "forward"), (0, "communication"), (0, "own lane"), (1, "wait")]
+    assert TRACE.lanes() == lanes
+
+
+def test_steps_and_their_spans() -> None:
+    assert TRACE.steps() == [0, 1]
+    assert [span.name for span in TRACE.only(step=0).spans] == ["forward", "send"]
+    assert TRACE.only(lambda span: span.rank == 1, step=0).spans == ()
+
+
+moments = st.integers(0, 64).map(lambda n: n / 64)
+spans = st.builds(
+    lambda lane, ends: Span(0, lane, "x", min(ends), max(ends)),
+    st.sampled_from(LANES[:2]),
+    st.tuples(moments, moments),
+)
+
+
+@given(st.lists(spans, max_size=12))
+def test_busy_time_counts_every_moment_once(drawn: list[Span]) -> None:
+    trace = Trace.of(drawn)
+    for lane in LANES[:2]:
+        covered = {
+            tick
+            for span in drawn
+            if span.lane == lane
+            for tick in range(round(span.start_s * 64), round(span.end_s * 64))
+        }
+        assert trace.busy_s(lane) == len(covered) / 64
+
+
+@given(st.lists(spans, max_size=8), st.lists(spans, max_size=8))
+def test_merging_keeps_all_spans_in_order(first: list[Span], second: list[Span]) -> None:
+    merged = Trace.merged([Trace.of(first), Trace.of(second)]).spans
+    assert len(merged) == len(first) + len(second)
+    assert [s.start_s for s in merged] == sorted(s.start_s for s in first + second)
+
+
+def test_densities_are_kept_by_step_and_rank() -> None:
+    made = [StepDensity(rank, step, 0.5, 8, 100, 1.0, 1, 2) for step in (1, 0) for rank in (1, 0)]
+    trace = Trace.merged([Trace.of([], made[:1]), Trace.of([], made[1:])])
+    assert [(d.step, d.rank) for d in trace.densities] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert trace.only(step=1).densities == trace.densities[2:]
+    assert Trace.from_json(trace.to_json()) == trace
+
+
+# ---- Chrome's form: times in microseconds, a process a rank --------------------------------------
 
 EXAMPLE = Trace.of(
     [
@@ -21,14 +95,14 @@ EXAMPLE = Trace.of(
 )
 
 
-spans = st.builds(
+several = st.builds(
     lambda rank, lane, start, length: Span(rank, lane, "x", start / 64, (start + length) / 64),
     st.integers(0, 2),
     st.sampled_from(LANES),
     st.integers(0, 300),
     st.integers(0, 40),
 )
-traces = st.lists(spans, max_size=30).map(Trace.of)
+traces = st.lists(several, max_size=30).map(Trace.of)
 
 
 def _of_kind(trace: Trace, phase: str) -> list[dict[str, Any]]:
