@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributed.algorithms.join import Join
 
 import gradwire as gw
-from gradwire.runtime.state.plain import packed, read_packed, values_of_all
+from gradwire.runtime.state.plain import packed, read_packed, told_by, values_of_all
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, Net, loss_of, momentum
+from tests.runtime.training import DENSE, Net
 
 
 class Harmful:
@@ -68,16 +67,10 @@ def test_all_ranks_get_the_values_of_all(two: Ranks, tmp_path: Path) -> None:
     assert not (tmp_path / "written").exists()
 
 
-def ends_apart(rank: int, world: int, path: Path) -> str:
-    net = Net()
-    handle, optimizer = gw.attach(net, DENSE), momentum(net.parameters())
-    next(iter(optimizer.param_groups))["note"] = Harmful(path)
+def told(rank: int, world: int, path: Path) -> str:
+    handle = gw.attach(Net(), DENSE)
     try:
-        with Join([handle], optimizer=optimizer):
-            for step in range(rank + 1):
-                optimizer.zero_grad()
-                loss_of(net, rank, step).backward()
-                optimizer.step()
+        told_by(handle.synchroniser.engine, 1, Harmful(path))
     except gw.InvalidSetting as error:
         return str(error)
     finally:
@@ -86,10 +79,8 @@ def ends_apart(rank: int, world: int, path: Path) -> str:
 
 
 @pytest.mark.multi
-def test_an_optimizer_whose_state_is_not_plain_is_refused_on_all(
-    two: Ranks, tmp_path: Path
-) -> None:
-    words = two.run(ends_apart, tmp_path / "written")
-    assert "rank 1 cannot send its optimizer's state" in words[0]
+def test_a_value_that_is_not_plain_is_refused_on_all(two: Ranks, tmp_path: Path) -> None:
+    words = two.run(told, tmp_path / "written")
+    assert "rank 1 cannot send its state" in words[0]
     assert words[1].startswith("a state cannot be sent to other ranks")
     assert not (tmp_path / "written").exists()

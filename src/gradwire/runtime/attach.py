@@ -449,7 +449,7 @@ class Attachment:
 
             hooks.shrinking = Shrinking(handle, progress, params, self.messages, undo)
         if buckets is not None and isinstance(model, DistributedDataParallel):
-            from .elastic.join import refuse_fewer
+            from .ddp.comm_hook import refuse_fewer
 
             undo.callback(refuse_fewer(model))
         return handle

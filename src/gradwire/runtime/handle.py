@@ -11,9 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.join import Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
 from ..contract import Exchange
@@ -44,7 +42,7 @@ _POLL_S = 0.005
 """Seconds between two looks whether another thread's backward pass has ended."""
 
 
-class Handle(Joinable):
+class Handle:
     """One attached model. ``gw.attach`` returns it, and ``detach`` ends it.
 
     The model's hooks keep the handle alive, so a loop need not hold it.
@@ -68,7 +66,6 @@ class Handle(Joinable):
         controls: Controls | None,
         undo: ExitStack,
     ) -> None:
-        super().__init__()
         self.exchange, self._controls = exchange, controls
         self.synchroniser = progress.synchroniser
         self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
@@ -489,54 +486,6 @@ class Handle(Joinable):
                 "step is still being exchanged; run a whole step first, or detach()"
             )
 
-    def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Lets torch's ``Join([handle], **kwargs)`` serve ranks with different numbers of batches.
-
-        torch's waits are in the user's group and have its time-out. A DDP model has its own
-        ``model.join()``.
-
-        Args:
-            **kwargs: ``divide_by_initial_world_size`` (True): the mean divides by all ranks, or if
-                False by ranks that still have data. ``optimizer``: ends in the state of a rank that
-                trained to the last step, as parameters and buffers do.
-
-        Raises:
-            InvalidSetting: The model is a DDP model, or has sharded layers. Or the handle is of
-                ``auto``, local steps, or a plan that overlaps the next forward pass.
-
-        >>> import gradwire as gw
-        >>> from torch import nn
-        >>> handle = gw.attach(nn.Linear(2, 1), "topk")
-        >>> # with Join([handle]):
-        >>> #     for inputs, targets in own_batches: ...
-        >>> handle.join_device.type
-        'cpu'
-        """
-        from .elastic.join import ZeroGradients
-
-        hooks, engine = self._answering("Join"), self._progress.synchroniser.engine
-        if hooks.shrinking is not None:
-            remedy = "call backward_without_batch() where a rank has none"
-            raise invalid("on_failure beside Join", "shrink", "'end'", remedy)
-        ranks = dist.get_process_group_ranks(self.join_process_group)
-        if len(ranks) != engine.world:
-            raise invalid("ranks of Join", ranks, f"the {engine.world} attached", "pass group=")
-        divides = kwargs.get("divide_by_initial_world_size", True)
-        return ZeroGradients(self, self._model, hooks, engine, divides, kwargs.get("optimizer"))
-
-    @property
-    def join_device(self) -> torch.device:
-        """The device of the first parameter, on which torch counts ranks."""
-        return next(self._model.parameters()).device
-
-    @property
-    def join_process_group(self) -> Group:
-        """The group in which torch counts ranks; raises ``InvalidSetting`` without one."""
-        if not dist.is_initialized():
-            remedy = "call torch.distributed.init_process_group() first, or leave Join out"
-            raise invalid("ranks of Join", "a single process", "in a process group", remedy)
-        return self.group or dist.group.WORLD
-
     def backward_without_batch(self) -> None:
         """Takes part in a step without a batch, in place of this rank's backward pass.
 
@@ -544,25 +493,28 @@ class Handle(Joinable):
         call ``optimizer.step()``. What ``.grad`` held before is dropped.
 
         Raises:
-            InvalidSetting: As for ``join_hook``.
+            InvalidSetting: The model is a DDP model, or has sharded layers. Or the handle is of
+                ``auto``, local steps, or a plan that overlaps the next forward pass.
             RankFailed: As ``backward()``.
         """
-        self._answering("backward_without_batch").backward_without_batch()
-
-    def _answering(self, what: str) -> ModuleHooks:
-        """The hooks that can answer for a rank without data; raises ``InvalidSetting``."""
         hooks, engine, reason = self._hooks, self._progress.synchroniser.engine, ""
         if isinstance(self._model, DistributedDataParallel):
-            remedy = "write `with model.join():`, which is DDP's own"
-            raise invalid(what, "the handle of a DDP model", "used with a plain module", remedy)
-        if self._controls is not None:
+            reason = "a DDP model, which has join()"
+        elif self._controls is not None:
             reason = "'auto'"
-        elif hooks is not None and hooks.overlap is not None:
+        elif self.overlap is not None:
             reason = "a plan that overlaps the next forward pass"
         elif engine.shards.world > 1 or any(map(is_dtensor, self._model.parameters())):
             reason = "sharded layers"
         if hooks is None or reason:
-            accepted = "used with a fixed exchange of whole gradients in each backward pass"
-            remedy = "give every rank as many batches, or call gw.attach without it"
-            raise invalid(what, f"the handle of {reason or 'local_steps'}", accepted, remedy)
-        return hooks
+            accepted = "used with a fixed exchange of a plain module's whole gradients"
+            given = f"the handle of {reason or 'local_steps'}"
+            raise invalid("backward_without_batch", given, accepted, "give each rank a batch")
+        hooks.backward_without_batch()
+
+    def join_hook(self, **kwargs: Any) -> None:
+        """Refuses torch's ``Join([handle])``; a DDP model has its own ``model.join()``."""
+        raise InvalidSetting(
+            "Join takes no handle: write `with model.join():` with a DDP model, or call "
+            "handle.backward_without_batch() in each step in which a rank has no batch"
+        )

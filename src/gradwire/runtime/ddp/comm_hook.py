@@ -101,6 +101,22 @@ def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
     return once.remove
 
 
+def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:
+    """Has a DDP's ``join()`` refuse what it could not do; returns a function to undo it.
+
+    DDP divides by fewer ranks only where no communication hook averages.
+    """
+    own: Callable[..., Any] = ddp.join_hook
+
+    def join_hook(**kwargs: Any) -> Any:
+        if not kwargs.get("divide_by_initial_world_size", True):
+            accepted = "True for a DDP model whose gradients gradwire averages"
+            raise invalid("divide_by_initial_world_size", False, accepted, "leave it out")
+        return own(**kwargs)
+
+    return Lent(ddp, "join_hook", join_hook).remove
+
+
 def _make_hook(ddp: Callable[[], DistributedDataParallel | None], group: Any) -> Any:
     def gradwire_hook(state, bucket):  # type: ignore[no-untyped-def]
         served = ddp()

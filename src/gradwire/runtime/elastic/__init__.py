@@ -1,4 +1,4 @@
-"""Ranks that come and ranks without data: a newcomer joins a run, an uneven rank joins each step.
+"""Ranks that come: a newcomer joins a run between two steps.
 
-``FailurePolicy(rejoin=)`` and torch's ``Join`` call it. It knows the step, state and survivors.
+``FailurePolicy(rejoin=)`` calls it. It knows the step, state and survivors.
 """

@@ -80,7 +80,7 @@ def receive(src: int, channel: Channel) -> mmap.mmap:
     return data  # type: ignore[no-any-return]
 
 
-def told_by(engine: Engine, src: int, own: Any, what: str = "state") -> Any:
+def told_by(engine: Engine, src: int, own: Any) -> Any:
     """The value of rank ``src``, which it tells all others; none of the model's is under way.
 
     A value is as for ``packed``. If rank ``src`` cannot pack it, all raise.
@@ -102,7 +102,7 @@ def told_by(engine: Engine, src: int, own: Any, what: str = "state") -> Any:
     end = engine.launch(0, "state", text(), is_control=True)
     engine.wait([end])
     if not end.result.numel():
-        why = f"rank {src} cannot send its {what}; see the error of that rank"
+        why = f"rank {src} cannot send its state; see the error of that rank"
         raise failure or InvalidSetting(why)
     return read_packed(io.BytesIO(end.result.numpy().tobytes()))
 

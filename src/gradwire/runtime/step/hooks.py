@@ -191,7 +191,7 @@ class ModuleHooks:
     """Hands one plain module's gradients to the synchroniser, and ends its backward passes.
 
     A backward pass ends by a wait for its means, or is left to ``overlap``. Then
-    ``on_end`` is called, still inside backward(). ``on_begin`` is called before a step is opened.
+    ``on_end`` is called, still inside backward().
     While ``is_paused``, or while the model's ``require_backward_grad_sync`` is False, gradients
     accumulate on this rank and are not exchanged.
     """
@@ -207,7 +207,6 @@ class ModuleHooks:
         self._synchroniser.counts_use = True
         self.overlap, self._strangers = overlap, strangers
         self.params = dict(params)
-        self.on_begin: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
         self.shrinking: Shrinks | None = None
         """The way to go on without lost ranks; None where their loss ends the run."""
@@ -219,10 +218,6 @@ class ModuleHooks:
         self._is_attached = True
         self._versions: dict[str, int] = {}
         self._hooks = {name: on_gradient(param, self._accept, name) for name, param in params}
-
-    def trains(self, does: bool) -> None:
-        """Notes whether this rank steps its parameters."""
-        self._synchroniser.check.trains = does
 
     def remove(self) -> None:
         """Hands in no further gradient."""
@@ -291,8 +286,6 @@ class ModuleHooks:
         self._refuse_wrong_step()
         if self.shrinking is not None:
             self.shrinking.before_step()
-        if self.on_begin is not None:
-            self.on_begin()
         self._progress.begin_step()
         self._versions = {name: param._version for name, param in self.params.items()}
 
