@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from gradwire.contract.units import (
     format_bytes,
     format_rate,
-    parse_bytes,
     parse_rate,
 )
 from gradwire.errors import InvalidSetting
+from gradwire_lab.planning.inputs import parse_bytes
 from tests.each import each
 
 

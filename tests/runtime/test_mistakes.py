@@ -56,13 +56,6 @@ def linear() -> nn.Module:
     return nn.Linear(3, 2)
 
 
-def test_an_old_torch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if its stores had no ``clone``, which came with 2.8."""
-    monkeypatch.setattr("gradwire.runtime.attach.Store", object)
-    with pytest.raises(InvalidSetting, match=r"torch must be 2\.9 or newer"):
-        gw.attach(linear(), "topk")
-
-
 def frozen() -> nn.Module:
     return linear().requires_grad_(False)
 

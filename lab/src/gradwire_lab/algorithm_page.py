@@ -20,8 +20,8 @@ from gradwire.cli.commands.list import description, docstring, exchange, setting
 from gradwire.cli.report.output import emit
 from gradwire.cli.report.table import Row, markdown
 from gradwire.contract import Compressor, Exchange, Member
+from gradwire.contract.member import passing_bytes
 from gradwire.contract.registry import KINDS, homes, load, names
-from gradwire.contract.scratch import passing_bytes
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.state import leaves
 from gradwire.errors import IncompatiblePair

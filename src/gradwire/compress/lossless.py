@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ..contract import Compressor, Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_prescale
+from ..contract.member import passing
 from ..contract.payload import Field, Format, Payload
-from ..contract.scratch import passing
 from ..contract.spec import TensorSpec, spec_of
 from ..kernels.exponents import BLOCK, CodedExponents, decode_exponents, encode_exponents
 from .none import none

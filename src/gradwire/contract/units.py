@@ -8,10 +8,10 @@ import re
 from ..errors import invalid
 
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 
 
-def _split(text: str) -> tuple[float, str] | None:
+def split(text: str) -> tuple[float, str] | None:
+    """The number and the unit in a text, in lower case; None where it has another form."""
     found = re.fullmatch(r"\s*([0-9]{0,30}\.?[0-9]{1,30})\s*([a-zA-Z]*)\s*", text)
     return (float(found[1]), found[2].lower()) if found else None
 
@@ -22,24 +22,12 @@ def parse_rate(text: str) -> float:
     >>> parse_rate("200mbit")
     25000000.0
     """
-    parts = _split(text)
+    parts = split(text)
     if parts is None or parts[1] not in _BITS_PER_S or parts[0] <= 0:
         raise invalid(
             "rate", text, "a positive number with bit, kbit, mbit or gbit", "write 500mbit"
         )
     return parts[0] * _BITS_PER_S[parts[1]] / 8
-
-
-def parse_bytes(text: str) -> int:
-    """Reads a size such as ``25mb`` or ``4MiB``; returns bytes.
-
-    >>> parse_bytes("4MiB")
-    4194304
-    """
-    parts = _split(text)
-    if parts is None or (parts[1] or "b") not in _BYTES or parts[0] < 0:
-        raise invalid("size", text, "a number with B, kB, MB, GB, KiB, MiB or GiB", "write 25MB")
-    return round(parts[0] * _BYTES[parts[1] or "b"])
 
 
 def _scaled(value: float, step: float, names: tuple[str, ...]) -> str:

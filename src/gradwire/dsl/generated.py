@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, State
+from ..contract.member import passing
 from ..contract.payload import Field, Format, Payload
-from ..contract.scratch import passing
 from ..contract.spec import TensorSpec, check_gradient
 from ..errors import invalid
 from ..kernels import select

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..errors import NotInstalled, invalid
-from ..runtime.setup.settings import FailurePolicy, Options, takes_options
+from ..runtime.setup.settings import FailurePolicy, Options
 from .framework_attachment import AnyExchange, FrameworkAttachment
 
 try:
@@ -28,7 +28,6 @@ except ModuleNotFoundError as error:
     raise NotInstalled(__name__, "accelerate", "frameworks") from error
 
 
-@takes_options
 def prepare(
     accelerator: Accelerator,
     exchange: AnyExchange,

@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import NotInstalled
-from ..runtime.setup.settings import FailurePolicy, Options, takes_options
+from ..runtime.setup.settings import FailurePolicy, Options
 from .framework_attachment import AnyExchange, FrameworkAttachment
 
 try:
@@ -26,7 +26,6 @@ except ModuleNotFoundError as error:
     raise NotInstalled(__name__, "transformers", "frameworks") from error
 
 
-@takes_options
 def hook_trainer(
     trainer: Trainer,
     exchange: AnyExchange,

@@ -33,7 +33,6 @@ from ..planning.data.plan import Plan
 from .ddp.comm_hook import DDPHooks, DDPInTurn
 from .overlap.overlap import Overlap
 from .state import checkpoint
-from .state.saved import copied
 from .step.engine import Engine
 from .step.hooks import ModuleHooks
 from .step.messages import Message, ParamRange
@@ -138,7 +137,7 @@ class Controls:
         """
         if self.engine.ranks_per_host == 1:
             return saved
-        params = copied(saved["params"])
+        params = checkpoint.copied(saved["params"])
 
         def text() -> Steps[None]:
             for _, fields in sorted(params.items()):

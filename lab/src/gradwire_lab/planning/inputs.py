@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradwire.contract.bounds import check_whole
-from gradwire.contract.units import parse_bytes, parse_rate
+from gradwire.contract.units import parse_rate, split
 from gradwire.errors import invalid
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, check_rate
@@ -16,6 +16,7 @@ from gradwire.planning.data.stored import MOST_RANKS
 
 RANKS = 8
 RATE = "10gbit"
+_BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 
 
 def load_or_read(model: str) -> Profile:
@@ -69,3 +70,15 @@ def _value(name: str, text: str) -> object:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         return text
+
+
+def parse_bytes(text: str) -> int:
+    """Reads a size such as ``25mb`` or ``4MiB``; returns bytes.
+
+    >>> parse_bytes("4MiB")
+    4194304
+    """
+    parts = split(text)
+    if parts is None or (parts[1] or "b") not in _BYTES or parts[0] < 0:
+        raise invalid("size", text, "a number with B, kB, MB, GB, KiB, MiB or GiB", "write 25MB")
+    return round(parts[0] * _BYTES[parts[1] or "b"])

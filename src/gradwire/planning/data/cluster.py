@@ -4,7 +4,7 @@ Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) tim
     and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress, section 3.2, for encode,
     decode and merge as lines over the number of elements.
 Differences from the papers: where a verb was measured its own line counts; where not, hops and
-    bytes are those of ``travel.py``, and b comes from the link's rate, because the two
+    bytes are those of ``contract/verbs.py``, and b comes from the link's rate, because the two
     values of b that US-Byte prints contradict its own links, and the time to add two numbers (its
     gamma) counts as none. Its a = 910 us at 8 nodes is 65 us a hop, which is the default.
 """

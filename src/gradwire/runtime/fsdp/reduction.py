@@ -28,7 +28,6 @@ from ..failure.forks import watch
 from ..failure.membership import Membership, run_of
 from ..setup.fingerprint import agree, fingerprint, refusing
 from ..state import checkpoint
-from ..state.saved import check_form
 from ..state.sharded import Owners, own_part, sharded_state
 from ..step.figures import norm_over_all
 from ..step.messages import Slot
@@ -249,7 +248,7 @@ class ShardReduction:
         who = self._who.beside(f"load {self._num_loads}")
         with refusing(who):
             saved = own_part(self._owners, state_dict, self._origin)
-            check_form(saved)
+            checkpoint.check_form(saved)
             for key in ("algorithm", "world_size", "rank"):
                 if saved[key] != (own := getattr(self._origin, key)):
                     remedy = "load each rank's own state, or that of other ranks by sharded_state()"

@@ -20,7 +20,7 @@ from torch.optim import SGD, Optimizer
 from ...contract.spec import working_dtype
 from ...errors import InvalidSetting, invalid
 from ...planning.default_fusion import NamedParam
-from ..state.saved import refuse_values
+from ..state.checkpoint import refuse_values
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
 """A function that makes the outer optimizer of anchors, as ``functools.partial`` of a class is."""

@@ -9,8 +9,7 @@ from typing import Any
 from ...errors import InvalidSetting, invalid
 from ..local_steps.outer import merged_outer
 from ..setup.fingerprint import first_difference, refuse_differences
-from .checkpoint import Origin, common_fields, is_by_element
-from .saved import check_form, copied, summed
+from .checkpoint import Origin, check_form, common_fields, copied, is_by_element, summed
 
 Saved = Mapping[str, Any]
 """A state_dict whose form was checked."""

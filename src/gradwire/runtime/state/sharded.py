@@ -19,9 +19,8 @@ from ...errors import InvalidSetting, invalid
 from ..grid.dtensors import is_dtensor, shard_of
 from ..step.messages import as_reals
 from ..step.wire import Group
-from .checkpoint import Origin, parted
+from .checkpoint import Origin, parted, summed
 from .plain import packed, read_packed, values_of_all
-from .saved import summed
 
 _REST = "rest"
 """The entry beside parameters: what is no element's, of all ranks, as ``torch.save`` writes it."""
