@@ -34,8 +34,8 @@ ASSUMPTIONS = (
     "Messages under way at once (ByteScheduler's credit) share the link's bandwidth while their "
     "latencies overlap; the paper does not model a credit.",
     "US-Byte is gradwire's planner usbyte: algorithm 1 mended, as it loses blocks as printed, and "
-    "algorithm 2 followed by a bounded climb. Nothing is merged across layers and one block "
-    "travels at a time, as in the paper; where it is tuned, S_p is. Rows \"with gradwire's "
+    "algorithm 2, or whole layers where those are faster. Nothing is merged across layers and one "
+    "block travels at a time, as in the paper; where it is tuned, S_p is. Rows \"with gradwire's "
     'extensions" are usbyte_extended: small layers merged, several blocks at once, S_p and credit '
     "tuned.",
     "Figure 12 trains on generated images, a share of each epoch's for each node, with a learning "

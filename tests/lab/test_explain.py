@@ -119,7 +119,7 @@ def test_where_nothing_is_to_be_gained_it_says_so() -> None:
 
 def test_alternatives_are_all_planners_the_fastest_first() -> None:
     profile = VGG16
-    mine = usbyte(profile, EIGHT, trials=0)
+    mine = usbyte(profile, EIGHT)
     rows = alternatives(mine, profile, EIGHT)
     assert {row["name"] for row in rows} == set(names("planner"))
     seconds = [float(str(row["simulated_s"])) for row in rows]

@@ -91,9 +91,15 @@ def test_explained_in_words_with_all_planners_beside_it(gradwire: Gradwire) -> N
         ((), "write --model vgg16, or --show plan.json"),
         (("--model", "vg16"), "did you mean 'vgg16'"),
         (("--show", "x.json", "--tune"), "--show must be given without --planner, --set and"),
-        (("--model", "vgg16", "--set", "trails=2"), "did you mean 'trials'"),
-        (("--model", "vgg16", "--set", "trials"), "--set must be name=value, got 'trials'"),
-        (("--model", "vgg16", "--set", "trials=many"), "trials must be a whole number"),
+        (
+            ("--model", "vgg16", "--set", "basic_partition_byte=2"),
+            "did you mean 'basic_partition_bytes'",
+        ),
+        (("--model", "vgg16", "--set", "credit"), "--set must be name=value, got 'credit'"),
+        (
+            ("--model", "vgg16", "--planner", "secopa", "--set", "credit=many"),
+            "credit must be a whole number",
+        ),
         (("--model", "vgg16", "--set", "basic_partition_bytes=4 parsecs"), "size must be"),
         (("--model", "vgg16", "--rate", "fast"), "write 500mbit"),
         (("--model", "vgg16", "--ranks", "0"), "ranks must be a whole number, 1 to 2**16, got 0"),

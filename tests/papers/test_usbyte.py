@@ -65,7 +65,7 @@ def test_orders_cost_what_the_simulator_says_and_no_random_one_is_faster(
 @bounded(40)
 @given(profiles(), clusters)
 def test_the_bound_holds_for_any_model_and_cluster(profile: Profile, cluster: Cluster) -> None:
-    ours_s = iteration_s(usbyte(profile, cluster, trials=8), profile, cluster)
+    ours_s = iteration_s(usbyte(profile, cluster), profile, cluster)
     wfbp_s = iteration_s(wfbp(profile, cluster), profile, cluster)
     dtypes_mixed = len(buckets(profile)) > sum(1 for la in profile.layers if la.size_bytes)
     if ours_s and not dtypes_mixed:

@@ -33,7 +33,7 @@ def plan(
         str | None, typer.Option(help="Who plans (gradwire list planner), else usbyte.")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the planner, as trials=0.")
+        list[str] | None, typer.Option("--set", help="A setting of the planner, as credit=2.")
     ] = None,
     tune: Annotated[bool, typer.Option(help="Search the settings not given.")] = False,
     show: Annotated[Path | None, typer.Option(help="Read this plan instead.")] = None,

@@ -11,7 +11,7 @@ Differences from the paper: those of ``usbyte``, and
       give is carried out on lanes.
     - The plan is the best one found with or without either, priced by the simulator; that of
       ``usbyte`` is always among them. Of those that tie it is the one of fewest messages.
-Settings: basic_partition_bytes and trials, as in ``usbyte``; credit, 1 for merged layers alone.
+Settings: basic_partition_bytes, as in ``usbyte``; credit, 1 for merged layers alone.
     ``tune=True`` searches S_p and credit.
 Order: as in ``usbyte``.
 """
@@ -28,7 +28,7 @@ from gradwire.planning.buckets import Bucket, buckets, check_credit
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan, Setting
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.phases import Instance, messages_of_blocks, search
+from gradwire.planning.phases import Instance, greedy, messages_of_blocks
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner_settings import SIZES
 from gradwire.planning.price import fewest_messages, iteration_s
@@ -47,25 +47,23 @@ def usbyte_extended(
     *,
     basic_partition_bytes: int = 2**20,
     credit: int = 2,
-    trials: int = 64,
 ) -> Plan:
     """The best plan with layers merged or not, and one block or ``credit`` blocks at a time."""
     check_credit(credit)
     settings: dict[str, Setting] = {
         "basic_partition_bytes": basic_partition_bytes,
         "credit": credit,
-        "trials": trials,
     }
-    papers = usbyte(
-        profile, cluster, basic_partition_bytes=basic_partition_bytes, trials=trials
-    ).model_copy(update={"planner": "usbyte_extended", "settings": settings})
+    papers = usbyte(profile, cluster, basic_partition_bytes=basic_partition_bytes).model_copy(
+        update={"planner": "usbyte_extended", "settings": settings}
+    )
     plans = [papers]
     ways = list(itertools.product(_cuts(profile, cluster), sorted({1, credit})))
     for cut, lanes in ways[1:]:  # the first is the paper's
         instance = Instance.of(profile, cluster, cut, basic_partition_bytes)
         # Each block waits for its own latency while the others use the link.
         instance = replace(instance, alpha_s=instance.alpha_s / lanes)
-        for blocks in (search(instance, trials // len(ways)), instance.uncut()):
+        for blocks in (greedy(instance).blocks, instance.uncut()):
             messages = messages_of_blocks(cut, instance, blocks)
             plans.append(papers.model_copy(update={"messages": messages, "credit": lanes}))
     priced = [(iteration_s(plan, profile, cluster), plan) for plan in plans]
@@ -94,4 +92,4 @@ def merged_buckets(cut: Sequence[Bucket], size_bytes: float) -> list[Bucket]:
     return found
 
 
-EXAMPLES = (usbyte_extended, partial(usbyte_extended, credit=3, trials=8))
+EXAMPLES = (usbyte_extended, partial(usbyte_extended, credit=3))
