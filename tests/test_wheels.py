@@ -132,9 +132,9 @@ def test_what_is_not_in_the_wheel_is_served_by_torch_with_one_warning(
     out, errors = used(python, tmp_path, "-c", UNUSUAL)
     assert out == "['reference']\n"
     assert errors.count("no C++ compiler") == 1
-    rows = json.loads(
-        used(python, tmp_path, "-m", "gradwire.cli.main", "doctor", "--no-link", "--json")[0]
-    )["rows"]
+    rows = json.loads(used(python, tmp_path, "-m", "gradwire.cli.main", "doctor", "--json")[0])[
+        "rows"
+    ]
     (kernels,) = [row for row in rows if row["name"] == "CPU kernels"]
     assert (kernels["backend"], kernels["served by"]) == ("cpp", f"prebuilt {LEVEL}")
 

@@ -89,13 +89,13 @@ COMMANDS = Kind(
     "gradwire.cli.commands",
     "gradwire.commands",
     {
-        **dict.fromkeys(("check", "compll", "plan"), _LAB),
+        **dict.fromkeys(("check", "compll", "plan", "sparsity"), _LAB),
         **dict.fromkeys(("bench", "demo", "reproduce", "simulate", "testbed", "try"), _BENCH),
     },
 )
 """The commands of ``gradwire``, which are found as algorithms are."""
 
-_EXTENSIONS = "adapt compll_text measure_sparsity pages tune with_measured_scheme zeros"
+_EXTENSIONS = "adapt compll_text measure_sparsity pages tune with_measured_scheme"
 EXTENSIONS = {
     **dict.fromkeys(_EXTENSIONS.split(), _LAB),
     **dict.fromkeys(("kernel_bench", "pictures", "testbed"), _BENCH),

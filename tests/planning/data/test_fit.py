@@ -1,4 +1,4 @@
-"""The fit finds what times were made of, and its intervals hold the truth as often as they say."""
+"""The fit finds what times were made of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.errors import InvalidSetting
-from gradwire.planning.data.fit import LineFit, fit_line, student_t
+from gradwire.planning.data.fit import LineFit, fit_line
 from tests.each import each
 
 SIZES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
@@ -22,19 +22,7 @@ def test_the_fit_finds_what_exact_times_were_made_of(alpha_s: float, slope: floa
     assert math.isclose(found.per_unit_s, slope, rel_tol=1e-6)
     assert math.isclose(found.alpha_s, alpha_s, rel_tol=1e-6)
     assert found.residual < 1e-6
-    assert found.alpha_error_s < 1e-5 * alpha_s
     assert found.seconds(10**6) == found.alpha_s + found.per_unit_s * 10**6
-
-
-def test_the_intervals_hold_the_truth_in_95_percent() -> None:
-    """Of 2000 made-up measurements; the binomial's three sigma about 95 % are 1.5 %."""
-    noise = random.Random(7)
-    held = {"alpha": 0, "slope": 0}
-    for _ in range(2000):
-        found = fit_line((size, (1e-3 + 1e-8 * size) * noise.gauss(1, 0.05)) for size in SIZES)
-        held["alpha"] += abs(found.alpha_s - 1e-3) <= found.alpha_error_s
-        held["slope"] += abs(found.per_unit_s - 1e-8) <= found.per_unit_error_s
-    assert all(0.93 < count / 2000 < 0.97 for count in held.values()), held
 
 
 @each(
@@ -86,12 +74,6 @@ def test_samples_of_one_size_tell_no_slope(size: int) -> None:
     line = LineFit(alpha_s=1.0, per_unit_s=0.5, samples=((size, 2.0), (size, 3.0)))
     assert line.tail_s == 0.5
     assert line.parts(2 * size + 2)[1] == 0.5 * (2 * size + 2)
-
-
-@each("freedom, exact", [(1, 12.7062), (4, 2.7764), (5, 2.5706), (9, 2.2622), (60, 2.0003)])
-def test_student_t(freedom: int, exact: float) -> None:
-    """The exact values are those of any table of the distribution."""
-    assert student_t(freedom) == pytest.approx(exact, rel=1e-3)
 
 
 def test_noise_ends_in_the_residual() -> None:

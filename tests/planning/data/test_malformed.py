@@ -19,7 +19,7 @@ from gradwire.errors import GradwireError, InvalidSetting
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import fit_line
 from gradwire.planning.data.plan import Plan
-from gradwire.planning.data.profile import Measurement, Profile
+from gradwire.planning.data.profile import Profile
 from gradwire.planning.data.sparsity import SparsityProfile
 from gradwire.planning.data.stored import Stored
 from gradwire.planning.make_plan import plan as make_plan
@@ -30,9 +30,7 @@ from tests.planning.test_zen import SLOW, profile, sparsity
 pytestmark = pytest.mark.slow
 
 LINE = fit_line([(n, 1e-3 + n * 1e-9) for n in (1000, 10_000, 1_000_000)])
-PROFILE = profile().model_copy(
-    update={"measurement": Measurement(iterations=3, profiling_s=9, step_s=0.5, hooked_step_s=0.6)}
-)
+PROFILE = profile()
 CLUSTER = Cluster(
     num_ranks=4,
     rate_bytes_per_s=1e8,

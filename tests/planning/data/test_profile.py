@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from gradwire.errors import InvalidSetting
-from gradwire.planning.data.profile import Layer, Measurement, Profile, ProfiledTensor
+from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from tests.each import each
 
 PROFILE = Profile(
@@ -34,9 +34,6 @@ PROFILE = Profile(
             backward_s=0.2,
         ),
     ),
-    measurement=Measurement(
-        iterations=3, profiling_s=9.0, step_s=0.5, hooked_step_s=0.6, backward_order=("head.scale",)
-    ),
 )
 
 
@@ -56,7 +53,6 @@ def test_sums_and_sizes() -> None:
     assert [layer.size_bytes for layer in PROFILE.layers] == [56, 8]
     assert PROFILE.forward_s == pytest.approx(0.1)
     assert PROFILE.backward_s == pytest.approx(1 / 3 + 0.2)
-    assert PROFILE.measurement.slowdown == pytest.approx(0.2)
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:

@@ -44,9 +44,7 @@ def test_each_layer_gets_its_own_time_and_what_follows_it(clock: Clock) -> None:
     found = profile(model, step_of(model), iterations=2)
     assert ticks(found) == {"0": (3 + 1, 5 + 2), "2": (7, 4)}
     assert [t.dtype for x in found.layers for t in x.tensors] == ["float32", "bfloat16"]
-    assert found.measurement.step_s == found.forward_s + found.backward_s == 22 * TICK_S
-    assert found.measurement.hooked_step_s == 22 * TICK_S
-    assert found.measurement.slowdown == 0
+    assert found.forward_s + found.backward_s == 22 * TICK_S
 
 
 def test_time_around_the_layers_is_charged_too(clock: Clock) -> None:
@@ -66,7 +64,6 @@ def test_layers_come_in_the_order_of_first_calls(clock: Clock) -> None:
     model = Calling(lambda own, x: own.last(own.first(x)), **parts)
     found = profile(model, step_of(model), iterations=1)
     assert ticks(found) == {"first": (3, 4), "last": (1, 2)}
-    assert found.measurement.backward_order == ("last.weight", "first.weight")
 
 
 def test_a_layer_called_twice_is_added_up_and_ready_once(clock: Clock) -> None:
@@ -172,8 +169,6 @@ def test_layers_add_up_to_the_steps_without_hooks(clock: Clock) -> None:
     found = profile(model, slower_with_hooks, iterations=3)
     for times, expected in zip(ticks(found).values(), [(4, 8), (12, 8)], strict=True):
         assert times == pytest.approx(expected)
-    assert found.measurement.step_s == 32 * TICK_S
-    assert found.measurement.slowdown == pytest.approx(0.5)
 
 
 def test_a_real_model_on_the_real_clock() -> None:
@@ -188,12 +183,10 @@ def test_a_real_model_on_the_real_clock() -> None:
     )
     assert [layer.name for layer in found.layers] == ["0", "2", "3"]
     assert found.layers[0].backward_s > found.layers[1].forward_s > 0
-    facts = found.measurement
-    assert found.forward_s + found.backward_s == pytest.approx(facts.step_s)
-    assert facts.profiling_s > 2 * 5 * facts.step_s / 2
-    assert (facts.iterations, found.batch_size, found.model) == (5, 512, "Sequential")
+    assert (found.batch_size, found.model) == (512, "Sequential")
     assert sum(amount for amount, _ in told) == 5 + 3
     assert "cpu" in found.source
+    assert "medians of 5 steps" in found.source
     assert torch.__version__ in found.source
     assert sum(layer.size_bytes for layer in found.layers) == sum(
         p.numel() * 4 for p in model.parameters()

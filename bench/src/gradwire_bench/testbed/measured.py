@@ -1,4 +1,4 @@
-"""Shaped hosts, as ``gradwire profile`` and ``gradwire doctor`` ask for them."""
+"""Shaped hosts, as ``gradwire profile`` asks for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.measure.links import Report, measure_group_links
 
 from .hosts import Testbed, open_hosts
-from .hosts import available as available
 from .ranks import run_ranks
 
 

@@ -45,7 +45,6 @@ from gradwire.runtime.failure.membership import join
 from gradwire.runtime.step.engine import Engine
 
 from .index_sets import unit_sparsity
-from .inputs import read_settings as read_settings  # for the command ``profile``
 
 _log = logging.getLogger("gradwire")
 

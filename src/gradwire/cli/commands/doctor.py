@@ -1,4 +1,4 @@
-"""Look at this machine and measure its link; prints Markdown to paste into an issue."""
+"""Look at this machine, and measure its link under torchrun; prints Markdown for an issue."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ VARIABLES = (
     *("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
     *("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "CXX", "XDG_CACHE_HOME"),
 )
-REPORT = ("matplotlib", "jinja2")
-"""Packages of the extra ``report``."""
 SLOW_NAME_S = 1.0
 """The seconds for a name above which a rank's start is slow; servers that answer take a hundredth.
 """
@@ -49,9 +47,7 @@ def versions() -> list[Row]:
     rows: list[Row] = [
         {"name": heading(key), "value": cell(key, value)} for key, value in machine().items()
     ]
-    rows += [
-        {"name": name, "value": installed_version(name)} for name in ("numpy", "triton", *REPORT)
-    ]
+    rows += [{"name": name, "value": installed_version(name)} for name in ("numpy", "triton")]
     return rows
 
 
@@ -64,12 +60,7 @@ def backends() -> list[Row]:
 
     if not dist.is_available():
         return [{"name": "torch.distributed", "available": False}]
-    found = {
-        "gloo": dist.is_gloo_available(),
-        "nccl": dist.is_nccl_available(),
-        "mpi": dist.is_mpi_available(),
-        "ucc": dist.is_ucc_available(),
-    }
+    found = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
     room = Room(1, torch.empty(1), torch.uint8)
     shared: Row = {"name": "shared memory", "available": room.is_open, "reason": room.why or None}
     return [*({"name": name, "available": there} for name, there in found.items()), shared]
@@ -119,18 +110,6 @@ def _ipv4(name: str) -> list[str]:
 def _ipv6(name: str) -> list[str]:
     lines = (line.split() for line in _read(Path("/proc/net/if_inet6")).splitlines())
     return [str(ipaddress.IPv6Address(bytes.fromhex(line[0]))) for line in lines if line[5] == name]
-
-
-def shaper() -> list[Row]:
-    """Whether shaped hosts can be made here; really makes one."""
-    from ...contract.registry import extension
-    from ...errors import NotInstalled
-
-    try:
-        found = extension("testbed").available()
-    except NotInstalled as error:
-        return [{"name": "shaped hosts", "available": False, "reason": str(error)}]
-    return [{"name": "shaped hosts", "available": bool(found), "reason": found.reason}]
 
 
 def kernels() -> list[Row]:
@@ -264,14 +243,9 @@ def thread_warnings(variables: Mapping[str, str], num_cores: int) -> list[Row]:
     return [_warning("threads", problem, remedy)]
 
 
-def part_warnings(
-    shaped: list[Row], built: list[Row], seen: list[Row], found: list[Row], listed: list[Row]
-) -> list[Row]:
-    """Parts that are missing here: rows of shaper, kernels, gpus, backends and versions say so."""
+def part_warnings(built: list[Row], seen: list[Row], found: list[Row]) -> list[Row]:
+    """Parts that are missing here: rows of kernels, gpus and backends say so."""
     rows: list[Row] = []
-    if not shaped[0]["available"]:
-        remedy = "gradwire demo limits rates by a relay then, and testbed runs on plain loopback"
-        rows.append(_warning("shaped hosts", str(shaped[0]["reason"]), remedy))
     if built[0]["backend"] != "cpp":
         problem = "kernels run as torch code, some of it a hundred times slower"
         remedy = "install a C++ compiler (apt install g++), or the wheel of this platform"
@@ -279,10 +253,6 @@ def part_warnings(
     if seen and not any(row["name"] == "nccl" and row["available"] for row in found):
         problem = "there is a GPU, and this build of torch has no NCCL"
         rows.append(_warning("nccl", problem, "install a torch build for CUDA"))
-    absent = [row["name"] for row in listed if row["name"] in REPORT and row["value"] is None]
-    if absent:
-        problem = f"{' and '.join(map(str, absent))} not installed: no pictures, no HTML report"
-        rows.append(_warning("report", problem, 'pip install "gradwire[report]"'))
     return rows
 
 
@@ -302,14 +272,12 @@ NOISY = 0.25
 @app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    link: Annotated[bool, typer.Option(help="Measure alpha and beta of the link.")] = True,
 ) -> None:
-    """Look at this machine and measure its link; prints Markdown to paste into an issue.
+    """Look at this machine; prints Markdown to paste into an issue.
 
-    Started by torchrun, the link between its ranks is measured and rank 0 prints; otherwise the
-    loopback between two ranks in this process.
+    Started by torchrun, it also measures the link between its ranks, and rank 0 prints.
     """
-    report = _measured() if link else None
+    report = _measured() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
     if int(os.environ.get("RANK", "0")) != 0:
         return
     sections = _sections(report)
@@ -324,14 +292,12 @@ def doctor(
 
 def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
     joined, links = interfaces(), backends()
-    shaped, compiled, cards = shaper(), kernels(), gpus()
-    installed = versions()
+    compiled, cards = kernels(), gpus()
     named = {one: naming_s(one) for one in outer_addresses(joined)}
     sections = {
-        "Machine": installed,
+        "Machine": versions(),
         "Back ends": links,
         "Interfaces": joined,
-        "Testbed": shaped,
         "Kernels": compiled,
         "GPU": cards,
         "Environment": environment(),
@@ -340,7 +306,7 @@ def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
         *network_warnings(joined, os.environ, host_address()),
         *naming_warnings(named),
         *thread_warnings(os.environ, len(os.sched_getaffinity(0))),
-        *part_warnings(shaped, compiled, cards, links, installed),
+        *part_warnings(compiled, cards, links),
     ]
     if report is not None:
         sections["Link"] = fit_rows(report)
@@ -354,10 +320,9 @@ def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
 
 def fit_rows(report: LinkReport) -> list[Row]:
     """The measured link as a row: seconds = alpha + beta * bytes of an all-reduce."""
-    where = "loopback" if "RANK" not in os.environ else "group"
     return [
         {
-            "name": f"{where}, {report.world} ranks, {report.backend}",
+            "name": f"{report.world} ranks, {report.backend}",
             "alpha_s": report.fit.alpha_s,
             "beta_s_per_byte": report.fit.per_unit_s,
             "fraction_residual": report.fit.residual,
@@ -379,14 +344,11 @@ def link_warnings(report: LinkReport) -> list[Row]:
 def _measured() -> LinkReport:
     from ...planning.measure import links
 
-    is_alone = int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ
-    sizes = None if is_alone else len(links.TORCH_SIZES_BYTES)
-    with progress("measuring the loopback" if is_alone else "measuring the link", sizes) as advance:
+    with progress("measuring the link", len(links.TORCH_SIZES_BYTES)) as advance:
         try:
-            return links.loopback_link() if is_alone else links.launched_link(advance)
+            return links.launched_link(advance)
         except RuntimeError as error:
             raise GradwireError(
                 f"the link could not be measured: {error}; check that MASTER_ADDR and the "
-                "interface in GLOO_SOCKET_IFNAME can be reached from every host, or leave the "
-                "measurement out with --no-link"
+                "interface in GLOO_SOCKET_IFNAME can be reached from every host"
             ) from error

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,28 +17,11 @@ from ...errors import InvalidSetting, invalid
 from ...planning import catalogue
 from ...planning.data.cluster import PRIMITIVES, Cluster
 from ...planning.data.profile import Profile
-from ...planning.data.sparsity import SparsityProfile
 from ..report.output import Fractions, emit, progress
 from ..report.table import Row
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-# ---- ``gradwire profile --sparsity`` -----------------------------------------------------------
-#
-# What is asked; the lab's extension ``zeros`` measures it, and makes its rows.
-
-Wanted = Annotated[bool, typer.Option("--sparsity", help="Measure where gradients are zero, too.")]
-Batches = Annotated[
-    int | None, typer.Option(help="Batches for --sparsity, each as a rank's; else 16.")
-]
-Sparsifier = Annotated[str | None, typer.Option(help="Measure what this compressor takes, as dgc.")]
-SparsifierSettings = Annotated[
-    list[str] | None, typer.Option("--set", help="A setting of it, as density=0.05.")
-]
-# ---- the command -------------------------------------------------------------------------------
-
 
 app = typer.Typer()
 
@@ -67,10 +49,6 @@ def profile(
     ] = None,
     iterations: Annotated[int | None, typer.Option(help="Steps that are measured.")] = None,
     codecs: Annotated[bool, typer.Option(help="Measure compressors with the cluster.")] = True,
-    sparsity: Wanted = False,
-    batches: Batches = None,
-    sparsifier: Sparsifier = None,
-    settings: SparsifierSettings = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture (PNG) here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -81,62 +59,21 @@ def profile(
     """
     if iterations is not None and iterations < 1:
         raise invalid("iterations", iterations, "1 or more", "write --iterations 20")
-    _refuse_useless(batches, sparsifier, settings or None, sparsity, ":" in model)
-    own = _from_file(model) if ":" in model else None
+    own = from_file(model) if ":" in model else None
     if own is None:
         catalogue.load(model)  # or an error that lists the names
     asked = own is None or hosts is not None or rate is not None
-    with _together() if sparsity else nullcontext():
-        measured = None if own is None else _profiled(own, iterations)
-        if own is not None and measured is not None and sparsity:
-            measured = measured.with_sparsity(_zeros(own, batches, sparsifier, settings or ()))
-        cluster = _cluster(hosts, rate, codecs, asked)
+    measured = None if own is None else _profiled(own, iterations)
+    cluster = _cluster(hosts, rate, codecs, asked)
     if int(os.environ.get("RANK", "0")) != 0:
         return
     _save(measured, cluster, out)
     _show(measured, cluster, as_json)
     if picture is not None:
-        _draw(measured, cluster, picture, model)
+        layers = () if measured is None else measured.layers
+        extension("pictures").draw(layers, cluster, picture, title=model)
     if not as_json:
         typer.echo(f"written to {out}")
-
-
-def _zeros(
-    own: Made, batches: int | None, sparsifier: str | None, settings: Sequence[str]
-) -> SparsityProfile:
-    zeros = extension("zeros")
-    with progress("looking for zeros", total=batches or zeros.NUM_GRADIENTS) as advance:
-        found: SparsityProfile = zeros.measure_group_sparsity(
-            *own,
-            num_gradients=batches,
-            advance=advance,
-            compressor=sparsifier,
-            settings=zeros.read_settings(settings),
-        )
-    return found
-
-
-def _refuse_useless(
-    batches: object, sparsifier: object, settings: object, sparsity: bool, is_file: bool
-) -> None:
-    """Raises ``InvalidSetting`` for an option that is of no use without another one."""
-    for option, given, beside, word in (
-        ("--batches", batches, sparsity, "--sparsity"),
-        ("--sparsifier", sparsifier, sparsity, "--sparsity"),
-        ("--set", settings, sparsifier, "--sparsifier dgc"),
-        ("--sparsity", sparsity or None, is_file, "FILE.py:function"),
-    ):
-        if given is not None and not beside:
-            raise invalid(option, given, f"given with {word}", f"write {word}")
-
-
-def _together() -> AbstractContextManager[None]:
-    """The group of ranks that torchrun started, for what is measured in it; else nothing."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return nullcontext()
-    from ...planning.measure.links import launched_group
-
-    return launched_group()
 
 
 def _save(measured: Profile | None, cluster: Cluster | None, folder: Path) -> None:
@@ -144,15 +81,6 @@ def _save(measured: Profile | None, cluster: Cluster | None, folder: Path) -> No
     for name, made in (("profile.json", measured), ("cluster.json", cluster)):
         if made is not None:
             made.save(folder / name)
-
-
-def _draw(measured: Profile | None, cluster: Cluster | None, picture: Path, title: str) -> None:
-    """The picture, and one more beside it where gradients are sparse."""
-    pictures = extension("pictures")
-    pictures.draw(() if measured is None else measured.layers, cluster, picture, title=title)
-    zeros = None if measured is None else measured.sparsity
-    if zeros is not None and zeros.tensors:
-        pictures.draw_sparsity(zeros, picture.with_stem(f"{picture.stem}-sparsity"), title=title)
 
 
 def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> Cluster | None:
@@ -184,7 +112,7 @@ def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> 
 Made = tuple["nn.Module", Callable[[], object]]
 
 
-def _from_file(where: str) -> Made:
+def from_file(where: str) -> Made:
     """The (model, step) that ``function`` of ``FILE.py`` returns."""
     from torch import nn
 
@@ -232,11 +160,6 @@ def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> N
     sections: dict[str, list[Row]] = {}
     if measured is not None:
         sections[f"{measured.model}: {measured.source}"] = _layer_rows(measured)
-        sections["a step"] = _step_rows(measured)
-    zeros = None if measured is None else measured.sparsity
-    if zeros is not None:
-        said = "sparsity" if zeros.tensors else "sparsity (no gradient is sparse)"
-        sections[f"{said}: {zeros.source}"] = extension("zeros").sparsity_rows(zeros)
     if cluster is not None:
         sections[f"messages: {cluster.source}"] = _link_rows(cluster)
     if cluster is not None and cluster.codecs:
@@ -251,34 +174,20 @@ def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> N
 
 
 def _layer_rows(measured: Profile) -> list[Row]:
-    step_s = measured.forward_s + measured.backward_s
+    """A row for each layer, and one for all."""
+    forward_s, backward_s = measured.forward_s, measured.backward_s
+    every = [(one.name, one.size_bytes, one.forward_s, one.backward_s) for one in measured.layers]
+    every.append(("step", measured.size_bytes, forward_s, backward_s))
+    step_s = forward_s + backward_s
     return [
         {
-            "name": layer.name,
-            "size_bytes": layer.size_bytes,
-            "forward_s": layer.forward_s,
-            "backward_s": layer.backward_s,
-            "fraction_of_step": (layer.forward_s + layer.backward_s) / step_s if step_s else 0.0,
+            "name": name,
+            "size_bytes": size_bytes,
+            "forward_s": forward_s,
+            "backward_s": backward_s,
+            "fraction_of_step": (forward_s + backward_s) / step_s if step_s else 0.0,
         }
-        for layer in measured.layers
-    ]
-
-
-def _step_rows(measured: Profile) -> list[Row]:
-    facts = measured.measurement
-    assert facts is not None
-    return [
-        {
-            "name": "step",
-            "size_bytes": measured.size_bytes,
-            "forward_s": measured.forward_s,
-            "backward_s": measured.backward_s,
-            "step_s": facts.step_s,
-            "step_with_hooks_s": facts.hooked_step_s,
-            "fraction_slowdown": facts.slowdown,
-            "iterations": facts.iterations,
-            "profiling_s": facts.profiling_s,
-        }
+        for name, size_bytes, forward_s, backward_s in every
     ]
 
 
@@ -287,9 +196,7 @@ def _link_rows(cluster: Cluster) -> list[Row]:
         {
             "name": verb,
             "alpha_s": line.alpha_s,
-            "alpha_error_s": line.alpha_error_s,
             "beta_s_per_byte": line.per_unit_s,
-            "beta_error_s_per_byte": line.per_unit_error_s,
             "fraction_residual": line.residual,
         }
         for verb, line in cluster.collectives.items()
@@ -301,9 +208,7 @@ def _codec_rows(cluster: Cluster) -> list[Row]:
         {
             "name": f"{name} {primitive}",
             "alpha_s": line.alpha_s,
-            "alpha_error_s": line.alpha_error_s,
             "million_s": 1e6 * line.per_unit_s,
-            "million_error_s": 1e6 * line.per_unit_error_s,
             "fraction_residual": line.residual,
         }
         for name, fit in cluster.codecs.items()

@@ -1,17 +1,16 @@
-"""LineFit: seconds = alpha + slope * size, fitted to measurements, with what is known of its error.
+"""LineFit: seconds = alpha + slope * size, fitted to measurements.
 
 Source: the linear cost of an all-reduce in US-Byte, equation 14 (t = a + b M), and in section 3.2
     of HiPress; here for any verb (size in bytes) and for encode, decode and merge (in elements).
 Differences from the papers: they fit absolute times. Messages differ in size by a factor of ten
     thousand, so the error that is made small here is the relative one: small messages, which
-    decide alpha, count as much as large ones. And the confidence of both terms is kept.
+    decide alpha, count as much as large ones.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,15 +29,11 @@ class LineFit(Frozen):
 
     ``alpha_s`` is the cost however small the size is, and ``per_unit_s`` what each byte (or
     element) adds; neither is negative. ``residual`` is the root mean square of the relative errors.
-    The true ``alpha_s`` lies within ``alpha_error_s`` of the fitted one, and the slope within
-    ``per_unit_error_s``, in 95 % of measurements, if relative errors are independent and normal.
     """
 
     alpha_s: NonNegative
     per_unit_s: NonNegative
     residual: NonNegative = 0.0
-    alpha_error_s: NonNegative = 0.0
-    per_unit_error_s: NonNegative = 0.0
     samples: tuple[tuple[Whole, NonNegative], ...] = ()
 
     def seconds(self, size: float) -> float:
@@ -60,15 +55,9 @@ class LineFit(Frozen):
         >>> [bent.measured_s(size) for size in (0, 0.5, 2, 4, 6)]
         [0.0, 2.0, 2.0, 4.0, 7.0]
         """
-        samples = sorted(self.samples)
-        if len(samples) < 2 or size <= 0:
+        if len(self.samples) < 2 or size <= 0:
             return self.seconds(size)
-        if size <= samples[0][0]:
-            return samples[0][1]
-        for (low, low_s), (high, high_s) in pairwise(samples):
-            if size <= high:
-                return low_s + (high_s - low_s) * (size - low) / (high - low)
-        return samples[-1][1] + self.tail_s * (size - samples[-1][0])
+        return float(self.measured_each(np.array([size], dtype=np.float64))[0])
 
     def measured_each(self, size_S: Floats) -> Floats:
         """``measured_s`` of many positive sizes at once.
@@ -120,8 +109,6 @@ class LineFit(Frozen):
             alpha_s=factor * self.alpha_s,
             per_unit_s=factor * self.per_unit_s,
             residual=self.residual,
-            alpha_error_s=factor * self.alpha_error_s,
-            per_unit_error_s=factor * self.per_unit_error_s,
             samples=tuple((size, factor * seconds) for size, seconds in self.samples),
         )
 
@@ -167,10 +154,9 @@ class LineFit(Frozen):
 def fit_line(samples: Iterable[tuple[int, float]]) -> LineFit:
     """Least squares of the relative error ((alpha + slope * size - seconds) / seconds).
 
-    A term that would come out negative is 0 and the other is fitted alone. The errors are half
-    widths of 95 % intervals: Student's t with two degrees of freedom less than samples, from the
-    scatter about the line. Raises ``InvalidSetting`` unless there are three samples, of two sizes,
-    and every time is positive and finite.
+    A term that would come out negative is 0 and the other is fitted alone. Raises
+    ``InvalidSetting`` unless there are three samples, of two sizes, and every time is positive and
+    finite.
 
     >>> found = fit_line([(n, 0.001 + n * 1e-8) for n in (1000, 10_000, 1_000_000)])
     >>> f"{found.alpha_s:.6f} {found.per_unit_s:.1e} {found.residual:.3f}"
@@ -192,16 +178,10 @@ def fit_line(samples: Iterable[tuple[int, float]]) -> LineFit:
     terms_S2 = np.stack([1 / seconds_S, size_S / largest / seconds_S], axis=1)
     solution_2 = _not_negative(terms_S2)
     error_S = terms_S2 @ solution_2 - 1
-    variance = float(error_S @ error_S) / (len(kept) - 2)
-    width_2 = student_t(len(kept) - 2) * np.sqrt(
-        variance * np.diag(np.linalg.inv(terms_S2.T @ terms_S2))
-    )
     return LineFit(
         alpha_s=float(solution_2[0]),
         per_unit_s=float(solution_2[1] / largest),
         residual=float(np.sqrt(np.mean(error_S**2))),
-        alpha_error_s=float(width_2[0]),
-        per_unit_error_s=float(width_2[1] / largest),
         samples=kept,
     )
 
@@ -217,23 +197,3 @@ def _not_negative(terms_S2: Floats) -> Floats:
     alone_2 = np.zeros(2)
     alone_2[kept] = column_S.sum() / (column_S @ column_S)
     return alone_2
-
-
-_T_FEW = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706)
-
-
-def student_t(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t; for six degrees and more by its expansion in 1/freedom.
-
-    Source: Abramowitz and Stegun, 26.7.5; within 0.1 % of the exact value.
-
-    >>> [round(student_t(freedom), 2) for freedom in (1, 5, 20, 1000)]
-    [12.71, 2.57, 2.09, 1.96]
-    """
-    if freedom <= len(_T_FEW):
-        return _T_FEW[freedom - 1]
-    z = 1.959964
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3

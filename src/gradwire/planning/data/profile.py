@@ -58,26 +58,6 @@ class Layer(Frozen):
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 
-class Measurement(Frozen):
-    """How a profile was measured, and what measuring cost and changed."""
-
-    iterations: Annotated[Whole, Field(ge=1)]
-    """Steps that the times are medians of, and as many without hooks."""
-    profiling_s: NonNegative
-    """Seconds that measuring took in all, warm-up included."""
-    step_s: NonNegative
-    """Seconds of a step without hooks, forward and backward: what the layers' seconds add up to."""
-    hooked_step_s: NonNegative
-    """Seconds of a step with the hooks and the synchronisation they add."""
-    backward_order: tuple[str, ...] = ()
-    """Names of all tensors in the order in which their gradients became ready, first one first."""
-
-    @property
-    def slowdown(self) -> float:
-        """How much slower a step is with the hooks: 0.02 is 2 %; negative within the noise."""
-        return self.hooked_step_s / self.step_s - 1 if self.step_s else 0.0
-
-
 class Profile(Stored):
     """A model's layers in forward order, and where the figures come from.
 
@@ -107,7 +87,6 @@ class Profile(Stored):
     source: Annotated[str, Field(min_length=1)]
     batch_size: Annotated[Whole, Field(ge=1)]
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
-    measurement: Measurement | None = None
     sparsity: SparsityProfile | None = None
 
     @model_validator(mode="after")

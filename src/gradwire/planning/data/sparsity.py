@@ -246,7 +246,7 @@ class SparsityProfile(Stored):
     Raises ``InvalidSetting`` when read from a file with a figure that cannot be; it is named.
     """
 
-    WRITTEN_BY: ClassVar[str] = "gradwire profile --sparsity"
+    WRITTEN_BY: ClassVar[str] = "gradwire sparsity"
 
     source: Annotated[str, Field(min_length=1)]
     """How the figures were got."""

@@ -16,7 +16,6 @@ import platform
 import random
 import statistics
 import threading
-import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,7 +34,7 @@ from ...contract.bounds import check_whole
 from ...errors import InvalidSetting, invalid
 from ...runtime.step.hooked import Hooked
 from ...runtime.step.messages import as_reals
-from ..data.profile import GradientDType, Layer, Measurement, Profile, ProfiledTensor
+from ..data.profile import GradientDType, Layer, Profile, ProfiledTensor
 
 # ---- Marks --------------------------------------------------------------------------------------
 #
@@ -263,7 +262,6 @@ def profile(
     >>> len(measured.layers), measured.batch_size
     (1, 3)
     """
-    start_s = time.perf_counter()
     model = looked_into(model)
     watched = {key: p for key, p in model.named_parameters() if p.requires_grad}
     if not watched:
@@ -279,13 +277,12 @@ def profile(
         seen = _observe(model, watched, step)
         if batch_size is None and seen.batch_size is None:
             raise invalid("batch_size", None, "given", "no tensor is passed to the model itself")
-        forward_s, backward_s, facts = _measure(model, seen, step, iterations, advance)
+        forward_s, backward_s = _measure(model, seen, step, iterations, advance)
     return Profile(
         model=name or type(model).__name__,
         source=_source(devices, iterations),
         batch_size=batch_size or seen.batch_size or 1,
         layers=layers_of(seen, forward_s, backward_s),
-        measurement=facts.model_copy(update={"profiling_s": time.perf_counter() - start_s}),
     )
 
 
@@ -389,14 +386,14 @@ def _nearest(model: nn.Module, name: str, called: Container[nn.Module]) -> nn.Mo
 
 def _measure(
     model: nn.Module, seen: Seen, step: TrainingStep, iterations: int, advance: Callable[..., None]
-) -> tuple[list[float], list[float], Measurement]:
+) -> tuple[list[float], list[float]]:
     """The layers' seconds, forward and backward, by steps without and with hooks in turn.
 
-    So a busy machine slows both. ``profiling_s`` is left to be said.
+    So a busy machine slows both.
     """
     params = {name: parameter for name, (parameter, _) in seen.parameters.items()}
     modules = [module for _, module in seen.layers]
-    plain_s, marked_s, order = list[Any](), list[Any](), dict[str, None]()
+    plain_s, marked_s = list[Any](), list[Any]()
     for number in range(-NUM_WARM_UP, iterations):
         for hooked, rows in ((), plain_s), (modules, marked_s):
             for parameter in params.values():
@@ -408,21 +405,12 @@ def _measure(
                 marks.remove()
             if number >= 0:
                 rows.append(charged(found, seen))
-        # A tensor is ready when the last part of it is.
-        order = dict.fromkeys(mark.what for mark in reversed(found) if mark.kind == READY)
         advance(1, f"step {number + 1} of {iterations}" if number >= 0 else "warming up")
-    totals_s = [[sum(one[part]) for one in plain_s] for part in (0, 1)]
     forward_s, backward_s = (
-        scaled_medians([one[part] for one in marked_s], totals_s[part]) for part in (0, 1)
+        scaled_medians([one[part] for one in marked_s], [sum(one[part]) for one in plain_s])
+        for part in (0, 1)
     )
-    facts = Measurement(
-        iterations=iterations,
-        profiling_s=0.0,
-        step_s=sum(map(statistics.median, totals_s)),
-        hooked_step_s=statistics.median(sum(map(sum, one)) for one in marked_s),
-        backward_order=tuple(reversed(order)),
-    )
-    return forward_s, backward_s, facts
+    return forward_s, backward_s
 
 
 def layers_of(

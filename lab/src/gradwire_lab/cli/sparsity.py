@@ -1,0 +1,67 @@
+"""Measure where a model's gradients are zero, and add that to its profile."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradwire.cli.commands.profile import from_file
+from gradwire.cli.report.output import emit, progress
+from gradwire.errors import InvalidSetting, invalid
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.measure.links import launched_group
+
+from ..planning.inputs import read_settings
+from ..planning.zeros import NUM_GRADIENTS, measure_group_sparsity, sparsity_rows
+
+app = typer.Typer()
+
+
+@app.command()
+def sparsity(
+    model: Annotated[str, typer.Argument(help="FILE.py:function, which returns (model, step).")],
+    profile: Annotated[
+        Path, typer.Option(help="The model's profile, by gradwire profile; it is written anew.")
+    ] = Path("profile/profile.json"),
+    batches: Annotated[
+        int | None, typer.Option(help=f"Batches, each as a rank's; else {NUM_GRADIENTS}.")
+    ] = None,
+    sparsifier: Annotated[
+        str | None, typer.Option(help="Measure what this compressor takes, as dgc.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of it, as density=0.05.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure where a model's gradients are zero, and add that to its profile.
+
+    step() runs one forward and backward on another batch at each call. Started by torchrun, the
+    ranks share the batches.
+    """
+    if settings and sparsifier is None:
+        raise invalid("--set", settings, "given with --sparsifier", "write --sparsifier dgc")
+    known = Profile.load(profile)
+    own, given = from_file(model), read_settings(settings or ())
+    group = launched_group() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else nullcontext()
+    with group, progress("looking for zeros", total=batches or NUM_GRADIENTS) as advance:
+        found = measure_group_sparsity(
+            *own, num_gradients=batches, advance=advance, compressor=sparsifier, settings=given
+        )
+    if int(os.environ.get("RANK", "0")) != 0:
+        return
+    try:
+        made = known.with_sparsity(found)
+    except ValueError as error:
+        raise InvalidSetting(
+            f"{profile} is of another model than {model}: {error}; profile this one first"
+        ) from None
+    made.save(profile)
+    said = "sparsity" if found.tensors else "sparsity (no gradient is sparse)"
+    emit("sparsity", sparsity_rows(found), as_json=as_json, title=f"{said}: {found.source}")
+    if not as_json:
+        typer.echo(f"written to {profile}")
