@@ -156,10 +156,6 @@ def _rank_1_is_late(span: Span) -> Span:
     return _later(span, 1e-3) if span.rank == 1 else span
 
 
-def _leaves_early(span: Span) -> Span:
-    return replace(span, end_s=span.end_s - 1e-3) if span.rank == 1 else span
-
-
 def _sends_a_byte_too_many(span: Span) -> Span:
     return replace(span, size_bytes=span.size_bytes + 1)
 
@@ -182,14 +178,6 @@ EXCHANGE_BITES = (
 )
 
 
-def ignores_the_seed(*args: Any, seed: int = 0, **settings: Any) -> Trace:
-    return simulate(*args, **settings)
-
-
-def draws_anew(*args: Any, seed: int = 0, **settings: Any) -> Trace:
-    return simulate(*args, seed=next(_calls), **settings)
-
-
 def prices_every_exchange_as_dense(
     plan: Any, profile: Any, cluster: Any, ranks: str = "one", **settings: Any
 ) -> Trace:
@@ -202,9 +190,6 @@ def prices_every_exchange_as_dense(
 
 DENSE_BITES = (
     (laws.law_every_rank_is_the_one, _changed(simulate, "communication", _rank_1_is_late)),
-    (laws.law_the_seed_decides, ignores_the_seed),
-    (laws.law_the_seed_decides, draws_anew),
-    (laws.law_all_wait_for_the_slowest, _changed(simulate, "communication", _leaves_early)),
 )
 
 PLAN_BITES = (

@@ -34,7 +34,7 @@ from .price import iteration_s
 from .simulation.clock import Iteration
 from .simulation.closed_form import backward_ends, carry
 from .simulation.network import HAIR
-from .simulation.representative import MANY, estimate
+from .simulation.representative import estimate
 from .simulation.supersteps import MOST_PLAYED, Superstep, Tariff, all_reduce
 
 # ---- drafts ------------------------------------------------------------------------------------
@@ -180,24 +180,11 @@ class Blend:
         rest, shapes = every[num_first:], [tensor.shape for tensor, _ in self.tensors]
         vectors = [one for one in rest if len(shapes[one.place]) < 2]
         matrices = [one for one in rest if len(shapes[one.place]) > 1]
-        pieces = [
-            DraftedMessage(ranges, self.name)
-            for ranges in self._cut(
-                matrices, draft.num_messages, is_whole=self.exchange.declared.whole_tensors
-            )
-        ]
-        if vectors and self.cluster.num_ranks >= MANY:
-            trimmed = [self._trimmed(one.ranges) for one in pieces]
-            pieces = [DraftedMessage(kept, self.name) for kept, _ in trimmed if kept]
-            vectors = sorted((*vectors, *(one for _, left in trimmed for one in left)))
-        yield from pieces
+        is_whole = self.exchange.declared.whole_tensors
+        for ranges in self._cut(matrices, draft.num_messages, is_whole=is_whole):
+            yield DraftedMessage(ranges, self.name)
         for ranges in self._cut(vectors, 1, is_whole=True):
             yield DraftedMessage(ranges, DENSE)
-
-    @property
-    def _even(self) -> int:
-        """Elements of which messages hold multiples, so that the chunks of ranks are alike."""
-        return CHUNK_ALIGNMENT * self.cluster.num_ranks
 
     def _cut(
         self, every: Sequence[DraftedRange], count: int, *, is_whole: bool
@@ -207,7 +194,8 @@ class Blend:
         by_dtype: dict[str, list[DraftedRange]] = {}
         for one in every:
             by_dtype.setdefault(self.tensors[one.place][0].dtype, []).append(one)
-        length = max(1, -(-total // count // self._even) * self._even)
+        even = CHUNK_ALIGNMENT * self.cluster.num_ranks  # then the chunks of all ranks are alike
+        length = max(1, -(-total // count // even) * even)
         for own in by_dtype.values():
             held, ranges = 0, list[DraftedRange]()
             for place, start, stop in own:
@@ -220,23 +208,6 @@ class Blend:
                         held, ranges = 0, []
             if ranges:
                 yield tuple(ranges)
-
-    def _trimmed(self, ranges: Ranges) -> tuple[Ranges, Ranges]:
-        """A message's ranges up to a multiple of ``_even`` elements, and what is behind it.
-
-        It takes seconds to price an exchange of many ranks whose chunks differ. One that takes
-        tensors whole has no chunks.
-        """
-        if self.exchange.declared.whole_tensors:
-            return ranges, ()
-        room = sum(one.numel for one in ranges) // self._even * self._even
-        kept, left = list[DraftedRange](), list[DraftedRange]()
-        for place, start, stop in ranges:
-            border = min(stop, start + room)
-            room -= border - start
-            kept += [DraftedRange(place, start, border)] * (border > start)
-            left += [DraftedRange(place, border, stop)] * (stop > border)
-        return tuple(kept), tuple(left)
 
     def _first_layer(self, message: DraftedMessage) -> int:
         return self.tensors[message.ranges[-1].place][1]

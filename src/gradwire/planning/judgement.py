@@ -127,7 +127,7 @@ class PricedPlan(NamedTuple):
     seconds: float
     plan: Plan
     lane_s: float = 0.0
-    """Seconds of a rank's compute lane, beside which its model computes more slowly."""
+    """Seconds in which a rank encodes, decodes and merges."""
 
     @property
     def effort(self) -> tuple[int, float]:

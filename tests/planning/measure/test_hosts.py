@@ -35,6 +35,7 @@ def found_again(given: Cluster, patch: pytest.MonkeyPatch) -> Cluster:
 
     patch.setattr(links, "_message_s", seconds)
     patch.setattr(links, "rank_0s", lambda engine, own: own)
+    patch.setattr(links, "shared_cores", lambda of_all: None)
     engine: Any = SimpleNamespace(rank=1, world=given.num_ranks, ranks_per_host=2, num_channels=1)
     verbs = ("all_reduce", "all_gather")
     return links.measure_cluster(engine, sizes_bytes=SIZES_BYTES, verbs=verbs)

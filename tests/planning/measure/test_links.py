@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 
 import pytest
+from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 from gradwire.errors import InvalidSetting
-from gradwire.planning.data.cluster import HOP_S, VERBS, Cluster, CodecFit
+from gradwire.planning.data.cluster import VERBS, Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit, fit_line
 from gradwire.planning.measure import links
 from gradwire.planning.measure.links import LinkReport, host_share, measure_cluster
@@ -64,11 +66,11 @@ def test_every_rank_returns_the_same_lines_of_every_verb() -> None:
             0 <= b - wanted < 4 * WORLD for b, wanted in zip(buffers, SIZES_BYTES, strict=True)
         )
     assert all(seconds > 0 for _, seconds in cluster.processors.samples)
-    # No rate was stated: it is that of a ring that takes as long, and so is the hop.
+    # No rate was stated: it is that of a ring whose long messages take as long.
     ring = cluster.model_copy(update={"collectives": {}})
     fitted = cluster.line("all_reduce")
-    for size_bytes in SIZES_BYTES:
-        assert ring.all_reduce_s(size_bytes) == pytest.approx(fitted.seconds(size_bytes))
+    assert ring.beta_s_per_byte == pytest.approx(links._slope(fitted))
+    assert ring.alpha_s == pytest.approx(fitted.alpha_s)
 
 
 def test_a_single_rank_has_no_links() -> None:
@@ -101,15 +103,6 @@ def test_mistakes_are_answered_before_anything_is_sent(
         measure_cluster(_Three(), **settings)  # type: ignore[arg-type]
 
 
-def test_a_rate_needs_an_all_reduce_that_has_one() -> None:
-    flat = LineFit(alpha_s=1.0, per_unit_s=0.0)
-    for fits in ({}, {"all_reduce": flat}):
-        with pytest.raises(InvalidSetting, match="or give rate_bytes_per_s"):
-            links._cluster(_Three(), fits, None, {})  # type: ignore[arg-type]
-    given = links._cluster(_Three(), {}, 1e6, {})  # type: ignore[arg-type]
-    assert (given.rate_bytes_per_s, given.hop_s) == (1e6, HOP_S)
-
-
 def test_the_rate_of_torchs_all_reduce_is_that_of_a_ring() -> None:
     # 4 ranks send 1.5 bytes for each byte of the buffer: 1.5 / beta.
     line = LineFit(alpha_s=0.0, per_unit_s=2.4e-7)
@@ -119,8 +112,13 @@ def test_the_rate_of_torchs_all_reduce_is_that_of_a_ring() -> None:
 
 
 @pytest.mark.slow
-def test_the_loopback_is_really_measured() -> None:
-    report = links.loopback_link()
+def test_torchs_all_reduces_are_really_measured() -> None:
+    """By gloo on the loopback, between ranks in threads of this process."""
+    store, options = HashStore(), ProcessGroupGloo._Options()
+    options._devices = [ProcessGroupGloo.create_device(interface="lo")]
+    with ThreadPoolExecutor(2) as pool:
+        groups = pool.map(lambda rank: ProcessGroupGloo(store, rank, 2, options), range(2))
+        report, _ = pool.map(links.torch_all_reduces, [*groups])
     assert (report.world, report.backend) == (2, "gloo")
     assert tuple(size for size, _ in report.fit.samples) == links.TORCH_SIZES_BYTES
     assert all(seconds > 0 for _, seconds in report.fit.samples)

@@ -14,7 +14,7 @@ from gradwire.planning.simulation.clock import (
     Iteration,
     encodes_of,
     run_on_clock,
-    without_encode,
+    split_encode,
 )
 from gradwire.planning.simulation.events import Traffic, play
 from gradwire.planning.simulation.supersteps import Joint, Price, Superstep, Work
@@ -150,4 +150,4 @@ def test_early_and_inline_of_one_message() -> None:
         GATHER,
         Superstep((Work("encode", 1.0),), (), 0),
     )
-    assert without_encode(message, stages) == stages[1:], "only those before the first transfer"
+    assert split_encode(stages) == (1.0, stages[1:]), "only those before the first transfer"

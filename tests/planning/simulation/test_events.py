@@ -217,6 +217,9 @@ def test_what_comes_at_one_instant_is_computed_in_the_order_of_messages() -> Non
 
 
 def test_a_slow_rank_computes_slowly_and_the_others_wait_for_it() -> None:
-    supersteps = (Superstep((Work("encode", 1.0),), (), 0), Superstep((), (_joint(0.5, 1.0),), 1))
-    played = play(Traffic([[supersteps]] * 2, [[0.0]] * 2, [""], slowness=[1.0, 3.0]))
+    ranks = [
+        [(Superstep((Work("encode", own_s),), (), 0), Superstep((), (_joint(0.5, 1.0),), 1))]
+        for own_s in (1.0, 3.0)
+    ]
+    played = play(Traffic(ranks, [[0.0]] * 2, [""]))
     assert played.end_s == [[4.5], [4.5]]

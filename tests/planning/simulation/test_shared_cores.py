@@ -7,15 +7,20 @@ import os
 import pytest
 import torch
 
-from gradwire.planning.data.cluster import Cluster
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.drafts import Blend, Draft
+from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.drafts import DEFAULT, Blend, Draft
+from gradwire.planning.judgement import setting_of
 from gradwire.planning.measure.links import shared_cores
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.price import iteration_s
+from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from tests.each import each
+from tests.laws.sim_laws import law_one_rank_stands_for_all
 from tests.planning.test_auto import cluster_of
 
 PROFILE = profile_of(([2**12], 0.25, 0.5), ([2**10], 0.25, 0.125), ([2**11], 0.25, 0.25))
@@ -52,9 +57,8 @@ def test_where_the_link_is_slow_cores_are_free_for_messages() -> None:
     assert iteration_s(plan, PROFILE, slow) == iteration_s(plan, PROFILE, free)
 
 
-@each("beside", [0.0, 1.0])
-def test_drafts_of_plans_know_of_shared_cores_too(beside: float) -> None:
-    update = {"cores": 0.5, "processors": CARRIED, "beside": beside}
+def test_drafts_of_plans_know_of_shared_cores_too() -> None:
+    update = {"cores": 0.5, "processors": CARRIED}
     cluster = cluster_of(rate=1e9).model_copy(update=update)
     free = cluster.model_copy(update={"cores": None})
     blend = Blend(PROFILE, cluster)
@@ -63,6 +67,46 @@ def test_drafts_of_plans_know_of_shared_cores_too(beside: float) -> None:
     assert blend.seconds(draft) == pytest.approx(
         iteration_s(blend.plan(draft), PROFILE, cluster), rel=1e-3
     )
+
+
+LINE = LineFit(alpha_s=2**-8, per_unit_s=0.0)
+CODEC = CodecFit(encode=LINE, decode=LineFit(alpha_s=0.0, per_unit_s=0.0), merge=LINE)
+ONEBIT = ExchangeSetting(compressor="onebit", collective="casync_ps", error_feedback=True)
+
+
+@each("overlap_forward", [False, True])
+def test_the_backward_pass_waits_for_what_is_encoded_on_its_core(overlap_forward: bool) -> None:
+    tensors = [t for layer in reversed(PROFILE.layers) for t in layer.tensors]
+    messages = [whole(tensor.name, tensor.numel, "one") for tensor in tensors]
+    plan = Plan(
+        planner="test",
+        model=PROFILE.model,
+        messages=tuple(messages),
+        overlap_forward=overlap_forward,
+        exchanges={"one": ONEBIT},
+    )
+    free = Cluster(num_ranks=4, rate_bytes_per_s=2.0**20, hop_s=2**-9, codecs={"onebit": CODEC})
+    crowd = free.model_copy(update={"cores": 0.5})
+    apart, held_up = (run_on_clock(plan, PROFILE, one) for one in (free, crowd))
+    assert (apart.inline_s, held_up.inline_s) == (0.0, 3 * LINE.alpha_s)
+    assert held_up.backward_end_s[0] == apart.backward_end_s[0] + held_up.inline_s
+    assert held_up.lane_s + held_up.inline_s == pytest.approx(apart.lane_s)
+    assert apart.iteration_s < held_up.iteration_s <= apart.iteration_s + held_up.inline_s
+    law_one_rank_stands_for_all(simulate, plan, PROFILE, crowd)
+
+
+def whole(name: str, numel: int, exchange: str) -> PlannedMessage:
+    return PlannedMessage(chunks=(Chunk(tensor=name, start=0, stop=numel),), exchange=exchange)
+
+
+@each("cores", [0.5, None])
+@each("draft", [DEFAULT, Draft(4, 2, False), Draft(4, 2, True)])
+def test_a_search_prices_as_the_simulator_does(draft: Draft, cores: float | None) -> None:
+    profile = catalogue.load("lstm")
+    cluster = cluster_of(rate=2e7, per_unit_s=1e-9).model_copy(update={"cores": cores})
+    blend = Blend(profile, cluster, "uniform", setting_of("uniform"))
+    exact_s = iteration_s(blend.plan(draft), profile, cluster)
+    assert blend.seconds(draft) == pytest.approx(exact_s, rel=0.02)
 
 
 def test_ranks_of_one_machine_share_its_cores() -> None:

@@ -113,21 +113,10 @@ def test_what_was_measured_is_on_the_compute_lane(ranks) -> None:
     assert trace.iteration_s == 1.0 + encode_s + sent_s + merge_s + 0.5
 
 
-@each(
-    "settings, words",
-    [
-        ({"ranks": "some"}, "'one' or 'all'"),
-        ({"ranks": "all", "jitter": -0.1}, "0 to 10, got -0.1"),
-        ({"ranks": "all", "jitter": float("nan")}, "0 to 10, got nan"),
-        ({"ranks": "all", "jitter": 1e200}, "0 to 10, got 1e"),
-        ({"ranks": "all", "jitter": "a"}, "jitter must be a number"),
-        ({"jitter": 0.1}, "use ranks='all'"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(settings, words: str) -> None:
+def test_ranks_that_mean_nothing_are_refused() -> None:
     plan = wfbp(PROFILE, exact_cluster())
-    with pytest.raises(InvalidSetting, match=words):
-        simulate(plan, PROFILE, exact_cluster(), **settings)
+    with pytest.raises(InvalidSetting, match="'one' or 'all'"):
+        simulate(plan, PROFILE, exact_cluster(), ranks="some")  # type: ignore[arg-type]
 
 
 @each("name", ["omgs", "wfbp"])  # all-gathers, and dense

@@ -105,10 +105,8 @@ class Cluster(Stored):
         host_share: The share of a collective's latency in which the host works for this collective
             alone, 0 (the default) to 1. The other parts of several collectives' latencies pass at
             the same time. Where hosts have several ranks it is the share of both levels' latencies.
-        beside: The speed of the model's computation while the rank encodes, decodes or merges. 1
-            (the default): there are cores for both. 0: the model waits.
-        cores: Each rank's share of its machine's cores. None (the default): more cores than
-            computing threads, or unknown.
+        cores: Each rank's share of its machine's cores. The backward pass then waits for encodes.
+            None (the default): more cores than computing threads, or unknown.
         processors: Measured seconds of a core that a verb costs each rank, over the bytes that it
             sends. Default: not measured.
         source: How the figures were got, by default "stated".
@@ -131,7 +129,6 @@ class Cluster(Stored):
     codecs: dict[str, CodecFit] = Field(default_factory=dict)
     inline: dict[str, LineFit] = Field(default_factory=dict)
     host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    beside: Annotated[float, Field(ge=0, le=1)] = 1.0
     cores: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     processors: LineFit | None = None
     source: Annotated[str, Field(min_length=1)] = "stated"
@@ -362,23 +359,22 @@ class Cluster(Stored):
         if self.host is not None and ranks > 1 and ranks % self.host.num_ranks:
             accepted = f"a multiple of the {self.host.num_ranks} ranks of a host"
             raise invalid("ranks", ranks, accepted, "scale to whole hosts")
-        return Cluster(
-            num_ranks=ranks,
-            rate_bytes_per_s=scaled,
-            hop_s=hop_s,
-            codecs=self.codecs,
-            inline=self.inline,
-            host=None if self.host is None else self.host.model_copy(update={"shares": {}}),
-            host_share=self.host_share,
-            beside=self.beside,
-            cores=self.cores,
-            processors=self.processors,
-            source=(
-                f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
-                f"{format_seconds(hop_s)} and {100 * arriving / self.rate_bytes_per_s:.3g} % of "
-                f"the rate, from {self.num_ranks} ranks at {format_rate(self.rate_bytes_per_s)}: "
-                f"{self.source}"
-            ),
+        source = (
+            f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
+            f"{format_seconds(hop_s)} and {100 * arriving / self.rate_bytes_per_s:.3g} % of "
+            f"the rate, from {self.num_ranks} ranks at {format_rate(self.rate_bytes_per_s)}: "
+            f"{self.source}"
+        )
+        host = None if self.host is None else self.host.model_copy(update={"shares": {}})
+        return self.model_copy(
+            update={
+                "num_ranks": ranks,
+                "rate_bytes_per_s": scaled,
+                "hop_s": hop_s,
+                "host": host,
+                "collectives": {},
+                "source": source,
+            }
         )
 
     def busy_s(self, sent_bytes: float) -> float:

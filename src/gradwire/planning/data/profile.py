@@ -67,8 +67,6 @@ class Profile(Stored):
             model.
         batch_size: The samples of a step on each rank.
         layers: The layers, in forward order.
-        measurement: The measurement of the times. None (the default): they are a throughput
-            model's.
         sparsity: The sparsity of the gradients. None (the default): it was not measured.
 
     Raises:

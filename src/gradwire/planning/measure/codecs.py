@@ -13,11 +13,9 @@ Differences from the paper: encode includes error feedback where the compressor'
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,7 +30,6 @@ from ...contract.spec import TensorSpec, squarest
 from ...contract.verbs import Compute, Steps, rewritten
 from ...errors import invalid
 from ...exchange.local import drive
-from ...runtime.step.engine import Engine, figures_of_all
 from ..data.cluster import PRIMITIVES, CodecFit, Primitive
 from ..data.fit import LineFit, fit_line
 from .layers import no_progress
@@ -219,59 +216,3 @@ def _rounds(
             own.append({key: statistics.fmean(turn[key] for turn in turns) for key in PRIMITIVES})
             told(1 / ROUNDS)
     return rounds
-
-
-# ---- median_pace: a model's computations while its rank's compute lane is busy ------------------
-
-SIDE, NUMEL = 256, 2**18
-"""The matrices that stand for the model, and the gradient that is encoded beside them; both take
-about half a millisecond."""
-
-
-def median_pace(engine: Engine, *, budget_s: float = 0.04, rounds: int = 5) -> float:
-    """The pace of multiplications while another thread encodes, from 0 to 1: ``Cluster.beside``.
-
-    Two threads that share a core go on at half their pace each. That counts as 0, as if one of them
-    waited for the other. It is the median of all ranks, which call this alike: those that share
-    cores measure what it costs them together. Each of ``2 * rounds`` turns takes ``budget_s``.
-    """
-    left_SS = torch.eye(SIDE, dtype=torch.float32)
-    out_SS = torch.empty_like(left_SS)
-
-    def num_done() -> int:
-        figures_of_all(engine, [0.0])  # which returns on all ranks at once
-        end_s, count = time.perf_counter() + budget_s, 0
-        while time.perf_counter() < end_s:
-            torch.mm(left_SS, left_SS, out=out_SS)
-            count += 1
-        return count
-
-    shares = []
-    for _ in range(rounds):
-        alone = num_done()
-        with _lane_busy():
-            shares.append(num_done() / max(1, alone))
-    own = min(1.0, max(0.0, 2 * statistics.median(shares) - 1))
-    return statistics.median(rank for (rank,) in figures_of_all(engine, [own]))
-
-
-@contextmanager
-def _lane_busy() -> Iterator[None]:
-    """A thread that encodes without a pause."""
-    over, spec = threading.Event(), TensorSpec("measured", NUMEL)
-    codec: Compressor = load("compress", "uniform")()
-    grad_N = torch.linspace(-1, 1, NUMEL, dtype=torch.float32)
-    buffer = torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8)
-
-    def encode() -> None:
-        state = codec.init(spec)
-        while not over.is_set():
-            _, state = codec.encode(state, grad_N, buffer=buffer)
-
-    lane = threading.Thread(target=encode)
-    lane.start()
-    try:
-        yield
-    finally:
-        over.set()
-        lane.join()

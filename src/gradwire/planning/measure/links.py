@@ -20,7 +20,6 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +28,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 from ...compress.none import none
 from ...contract import Exchange, Member
@@ -53,11 +51,11 @@ from ...runtime.failure.membership import join
 from ...runtime.state.plain import told_by
 from ...runtime.step.engine import Engine, figures_of_all
 from ...runtime.step.wire import Group
-from ..data.cluster import HOP_S, VERBS, Cluster, CodecFit, Host, VerbName
+from ..data.cluster import VERBS, Cluster, CodecFit, Host, VerbName
 from ..data.fit import LineFit, fit_line
 from ..data.stored import Stored
 from .codecs import SIZES as CODEC_SIZES
-from .codecs import measure_codecs, median_pace
+from .codecs import measure_codecs
 from .layers import device_waiter, no_progress
 
 Figures = TypeVar("Figures", bound=Stored)
@@ -118,7 +116,6 @@ def measure_cluster(
     engine: Engine,
     *,
     rate_bytes_per_s: float | None = None,
-    by_long_messages: bool = False,
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     verbs: Sequence[VerbName] = VERBS,
     budget_s: float = BUDGET_S,
@@ -126,10 +123,10 @@ def measure_cluster(
     codecs: Mapping[str, CodecFit] | None = None,
     advance: Callable[..., None] = no_progress,
 ) -> Cluster:
-    """Measures verbs among the engine's ranks, all of which call this alike.
+    """Measures verbs, an all-reduce among them, of the engine's ranks, which all call this alike.
 
-    ``rate_bytes_per_s`` is the links' known rate; without it that of a ring with the measured
-    all-reduce is stated, or that of the longest ones alone (``by_long_messages``).
+    ``rate_bytes_per_s`` is the links' known rate. Without it the rate of a ring is stated whose
+    long all-reduces take as long. Short ones, which a link may take at once, tell no rate.
     ``sizes_bytes`` are those of the largest buffer of a verb, so of an all-gather's result, rounded
     up to whole float32 a rank. A time is the median of ``rounds``.
     ``codecs`` of rank 0 are passed on. Hosts of several ranks are measured by ``measure_hosts``.
@@ -157,29 +154,25 @@ def measure_cluster(
             numel = per_rank * (1 if verb == "all_gather" else engine.world)
             cases.append(_Case(verb, numel, [_maker(verb, numel, engine.rank, engine.world)]))
     seconds = _message_s(engine, cases, budget_s, rounds, advance)
-    fits = {
-        verb: fit_line(
-            (case.numel * ITEM_BYTES, taken_s)
-            for case, taken_s in zip(cases, seconds, strict=True)
-            if case.verb == verb
-        )
-        for verb in verbs
-    }
-    if by_long_messages:
-        copies = travel("all_reduce", engine.world).copies
-        rate_bytes_per_s = copies / _slope(fits["all_reduce"])
-    share = host_share(engine, budget_s=budget_s, rounds=rounds)
-    found = _cluster(engine, fits, rate_bytes_per_s, codecs or {}, share)
-    cores = shared_cores(partial(figures_of_all, engine))
-    beside = {"cores": cores, "processors": _processors(engine, cases)}
-    return rank_0s(engine, found.model_copy(update=beside))
+    fits = dict(zip(verbs, _lines(cases, seconds, len(sizes_bytes)), strict=True))
+    ring, line = travel("all_reduce", engine.world), fits["all_reduce"]
+    found = Cluster(
+        num_ranks=engine.world,
+        rate_bytes_per_s=rate_bytes_per_s or ring.copies / _slope(line),
+        hop_s=line.alpha_s / ring.rounds,
+        collectives=fits,
+        codecs=dict(codecs or {}),
+        host_share=host_share(engine, budget_s=budget_s, rounds=rounds),
+        cores=shared_cores(partial(figures_of_all, engine)),
+        processors=_processors(engine, cases),
+        source=_source(f"{engine.world} ranks"),
+    )
+    return rank_0s(engine, found)
 
 
 def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
     """Seconds of a core that an all-reduce costs a rank, over bytes sent; the ranks' mean."""
     cases = [case for case in cases if case.verb == "all_reduce"]
-    if not cases:
-        return None
     rows = figures_of_all(engine, [statistics.median(case.busy_s) for case in cases])
     means = [statistics.fmean(row) for row in zip(*rows, strict=True)]
     if min(means) <= 0:  # a clock of processors that ticks more slowly than messages go
@@ -221,9 +214,8 @@ def measure_hosts(
         # Both parts have a message's hand-overs between threads, which a whole message has once.
         twice_s = seconds[0] + seconds[sizes] - whole_s
         seconds[:sizes] = [max(s - twice_s, s / 10) for s in seconds[:sizes]]
-    every = [(ITEM_BYTES * case.numel, s) for case, s in zip(cases, seconds, strict=True)]
     rounds_within, copies_within = travel("all_to_all", count)
-    within, *lines = [fit_line(every[at : at + sizes]) for at in range(0, len(every), sizes)]
+    within, *lines = _lines(cases, seconds, sizes)
     shares = dict(zip(verbs, lines, strict=False))
     host = Host(
         num_ranks=count,
@@ -242,9 +234,16 @@ def measure_hosts(
         hop_s=hop_s,
         host=host,
         host_share=host_share(engine, budget_s=budget_s, rounds=rounds),
+        cores=shared_cores(partial(figures_of_all, engine)),
         source=_source(f"{num_hosts} hosts of {count} ranks"),
     )
     return rank_0s(engine, found)
+
+
+def _lines(cases: Sequence[_Case], seconds: Sequence[float], sizes: int) -> list[LineFit]:
+    """The lines of cases of so many sizes each, over bytes."""
+    every = [(ITEM_BYTES * case.numel, s) for case, s in zip(cases, seconds, strict=True)]
+    return [fit_line(every[at : at + sizes]) for at in range(0, len(every), sizes)]
 
 
 def _slope(fit: LineFit) -> float:
@@ -377,36 +376,6 @@ def _verbs(*verbs: Verb) -> Steps[None]:
     yield verbs
 
 
-def _cluster(
-    engine: Engine,
-    fits: dict[VerbName, LineFit],
-    rate_bytes_per_s: float | None,
-    codecs: Mapping[str, CodecFit],
-    share: float = 0.0,
-) -> Cluster:
-    world = engine.world
-    ring = travel("all_reduce", world)
-    found = fits.get("all_reduce")
-    rate = rate_bytes_per_s
-    if rate is None:
-        if found is None or found.per_unit_s == 0:
-            raise InvalidSetting(
-                "the links' rate follows from an all-reduce that takes longer for more bytes, and "
-                "none was measured; measure all_reduce with larger sizes, or give rate_bytes_per_s"
-            )
-        rate = ring.copies / found.per_unit_s
-    hop_s = HOP_S if found is None else found.alpha_s / ring.rounds
-    return Cluster(
-        num_ranks=world,
-        rate_bytes_per_s=rate,
-        hop_s=hop_s,
-        collectives=fits,
-        codecs=dict(codecs),
-        host_share=share,
-        source=_source(f"{world} ranks"),
-    )
-
-
 def _source(where: str) -> str:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return (
@@ -466,8 +435,7 @@ def measure_group_links(
     codecs = measure_codecs(compressors, world=who.world, advance=advance)
     engine = Engine(who, num_channels=2, timeout=LIMIT, on_span=lambda span: None)
     try:
-        beside = median_pace(engine) if codecs else 1.0
-        found = measure_cluster(
+        return measure_cluster(
             engine,
             rate_bytes_per_s=rate_bytes_per_s,
             sizes_bytes=sizes_bytes,
@@ -475,7 +443,6 @@ def measure_group_links(
             codecs=codecs,
             advance=advance,
         )
-        return found.model_copy(update={"beside": beside})
     finally:
         engine.close()
 
@@ -543,13 +510,3 @@ def launched_link(advance: Callable[..., None]) -> LinkReport:
         torch.cuda.set_device(device)
     with launched_group("nccl" if on_gpu else "gloo", LIMIT):
         return torch_all_reduces(dist.group.WORLD, device=device, advance=advance)
-
-
-def loopback_link(world: int = 2) -> LinkReport:
-    """The link of gloo on the loopback interface, between ranks in threads of this process."""
-    store, options = HashStore(), ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [ProcessGroupGloo.create_device(interface="lo")]
-    options._timeout = LIMIT
-    with ThreadPoolExecutor(world) as pool:
-        groups = pool.map(lambda rank: ProcessGroupGloo(store, rank, world, options), range(world))
-        return next(pool.map(torch_all_reduces, [*groups]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -19,7 +19,6 @@ from ..data.profile import Profile
 from ..exchanges import planned_spec, sound_exchanges
 from .closed_form import forward_times
 from .events import Traffic, play
-from .network import HAIR
 from .representative import alone
 from .supersteps import (
     NOT_MEASURED,
@@ -30,51 +29,6 @@ from .supersteps import (
     supersteps_of,
     takes_turns,
 )
-
-# ---- the model beside a busy lane --------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Pace:
-    """The stretches of time in which a rank's compute lane is busy, and its model's pace beside it.
-
-    Where ranks have fewer cores than threads that compute, an encode beside the backward pass takes
-    processor time away from it. ``Cluster.beside`` is the pace that is left. The lane's own seconds
-    stay as they are: what the two take together is the same, whoever is served first.
-
-    >>> pace = Pace(((1.0, 2.0), (4.0, 5.0)), 0.5)
-    >>> pace.end_s(0.0, 1.5), pace.end_s(1.5, 3.0)
-    (2.0, 5.25)
-    """
-
-    busy: tuple[tuple[float, float], ...]
-    """Starts and ends in seconds, ascending; none overlap."""
-    beside: float
-
-    @classmethod
-    def of(cls, spans: Iterable[Span], beside: float, rank: int = 0) -> Pace:
-        """The pace beside the compute spans of a rank; where it is 1, nothing is slowed down."""
-        if beside == 1:
-            return cls((), 1.0)
-        own = (one for one in spans if one.rank == rank and one.lane == "compute")
-        return cls(tuple(sorted((one.start_s, one.end_s) for one in own if one.duration_s)), beside)
-
-    def end_s(self, start_s: float, seconds: float) -> float:
-        """The second at which a computation ends that takes ``seconds`` where nothing disturbs."""
-        now_s, left_s = start_s, seconds
-        for from_s, until_s in self.busy:
-            if until_s <= now_s:
-                continue
-            free_s = max(0.0, from_s - now_s)
-            if left_s <= free_s + HAIR * (1 + from_s):  # a lane that this end itself makes busy
-                break
-            now_s, left_s = max(now_s, from_s), left_s - free_s
-            done_s = (until_s - now_s) * self.beside
-            if left_s <= done_s:
-                return now_s + left_s / self.beside
-            now_s, left_s = until_s, left_s - done_s
-        return now_s + left_s
-
 
 # ---- one iteration -----------------------------------------------------------------------------
 
@@ -148,52 +102,49 @@ class Iteration:
     early: Sequence[Encode] = ()
     """Encodes on the compute lane that may begin before their message is launched."""
 
-    def timings(
-        self, supersteps: list[list[tuple[Superstep, ...]]], slowness: Sequence[float] = (1.0,)
-    ) -> list[Timing]:
-        """The times on each rank: of ``supersteps[rank][message]``, with a factor on computing."""
+    def timings(self, supersteps: list[list[tuple[Superstep, ...]]]) -> list[Timing]:
+        """The times on each rank: of ``supersteps[rank][message]``."""
+        inline = self.inline
+        if self.cluster.cores is not None:
+            inline = sorted([*inline, *self._held_up(supersteps[0])], key=lambda one: -one.layer)
+            supersteps = [[split_encode(one)[1] for one in own] for own in supersteps]
         added_s = [0.0] * len(self.profile.layers)
-        for one in self.inline:
+        for one in inline:
             added_s[one.layer] += one.seconds
         both = zip(reversed(self.profile.layers), reversed(added_s), strict=True)
-        alone_s = list(accumulate(layer.backward_s + more_s for layer, more_s in both))[::-1]
-        ends_s = [[factor * end_s for end_s in alone_s] for factor in slowness]
+        ends_s = list(accumulate(layer.backward_s + more_s for layer, more_s in both))[::-1]
         played = play(
             Traffic(
                 supersteps,
-                [self._ready_s(own_s) for own_s in ends_s],
+                [self._ready_s(ends_s)] * len(supersteps),
                 self.labels,
                 self.credit,
                 self.after,
-                [self._early_from(own_s) for own_s in ends_s] if self.early else (),
-                slowness,
-                self.cluster.ranks_per_host if len(slowness) > 1 else 1,
-                self.cluster.beside,
+                [self._early_from(ends_s)] * len(supersteps) if self.early else (),
+                self.cluster.ranks_per_host if len(supersteps) > 1 else 1,
             )
         )
-        of_rank: list[list[Span]] = [[] for _ in slowness]
+        of_rank: list[list[Span]] = [[] for _ in supersteps]
         for span in played.spans:
             of_rank[span.rank].append(span)
-        every = zip(ends_s, supersteps, of_rank, played.start_s, played.end_s, strict=True)
-        return [self._timing(f, *own) for f, own in zip(slowness, every, strict=True)]
+        every = zip(supersteps, of_rank, played.start_s, played.end_s, strict=True)
+        return [self._timing(inline, ends_s, *own) for own in every]
 
     def _timing(
         self,
-        slowness: float,
-        alone_s: list[float],
+        inline: Sequence[Encode],
+        backward_end_s: list[float],
         supersteps: list[tuple[Superstep, ...]],
         spans: list[Span],
         start_s: list[float],
         end_s: list[float],
     ) -> Timing:
-        pace = Pace.of(spans, self.cluster.beside, spans[0].rank if spans else 0)
-        backward_end_s = [pace.end_s(0.0, own_s) for own_s in alone_s]
-        may_start_s = [backward_end_s[0]] * len(alone_s)
+        may_start_s = [backward_end_s[0]] * len(backward_end_s)
         for own, ended_s in zip(self.layers, end_s, strict=True):
             for layer in own if self.overlap_forward else (0,):
                 may_start_s[layer] = max(may_start_s[layer], ended_s)
-        forward_s = [slowness * layer.forward_s for layer in self.profile.layers]
-        forward = forward_times(forward_s, may_start_s, pace.end_s)
+        forward_s = [layer.forward_s for layer in self.profile.layers]
+        forward = forward_times(forward_s, may_start_s)
         timing = Timing(
             backward_start_s=[*backward_end_s[1:], 0.0],
             backward_end_s=backward_end_s,
@@ -204,12 +155,12 @@ class Iteration:
             ready_s=self._ready_s(backward_end_s),
             forward_start_s=forward[0],
             forward_end_s=forward[1],
-            inline=self.inline,
+            inline=inline,
             early_s=sum(one.seconds for one in self.early),
             spans=spans,
         )
         if self.cluster.cores is not None:
-            computing_s = alone_s[0] + sum(forward_s) + timing.lane_s
+            computing_s = backward_end_s[0] + sum(forward_s) + timing.lane_s
             self._delay(timing, computing_s + self._carrying_s(supersteps))
         return timing
 
@@ -223,10 +174,19 @@ class Iteration:
             found[message].append((backward_end_s[layer], Work(name, seconds)))
         return found
 
-    # Where ranks have too few cores, all that a rank does takes its turn. Layers and the compute
-    # lane were measured on all ranks at once, so their seconds are those of cores that are shared.
-    # What is left is what messages take of the cores themselves: system calls, copies, checksums.
-    # Where computation hides the wire, a clock of lanes alone would have that for nothing.
+    # Where ranks have too few cores, all that a rank does takes its turn. An encode takes the core
+    # from the backward pass, which goes on when that is done. Layers and the compute lane were
+    # measured on all ranks at once, so their seconds are those of cores that are shared. What is
+    # left is what messages take of the cores themselves: system calls, copies, checksums. Where
+    # computation hides the wire, a clock of lanes alone would have that for nothing.
+
+    def _held_up(self, supersteps: list[tuple[Superstep, ...]]) -> Iterator[Encode]:
+        """The encodes of messages, which the backward pass waits for where it shares its core."""
+        last = len(self.profile.layers)
+        for number, (own, layers) in enumerate(zip(supersteps, self.layers, strict=True)):
+            last = min(last, *layers)  # when the gradients of all messages before it are ready too
+            if seconds := split_encode(own)[0]:
+                yield Encode(last, number, f"encode {self.labels[number]}", seconds)
 
     def _carrying_s(self, supersteps: list[tuple[Superstep, ...]]) -> float:
         """Seconds in which a rank's cores carry the verbs of its messages, and compute nothing."""
@@ -317,14 +277,15 @@ class Demand:
             else:
                 exchange = self.exchanges[message.exchange]
                 supersteps = alone(exchange, spec, tariffs[message.exchange])
-                every.append(without_encode(message, supersteps))
+                is_apart = message.inline or message.early
+                every.append(split_encode(supersteps)[1] if is_apart else supersteps)
         return self.iteration.timings([every])[0]
 
-    def all_ranks(self, slowness: Sequence[float]) -> list[Timing]:
-        """The times on every rank, with a factor on each rank's computations."""
+    def all_ranks(self) -> list[Timing]:
+        """The times on every rank."""
         cluster, known = self.iteration.cluster, dict[object, list[tuple[Superstep, ...]]]()
         tariffs = {name: self._tariff(name) for name in self.exchanges}
-        every: list[list[tuple[Superstep, ...]]] = [[] for _ in slowness]
+        every: list[list[tuple[Superstep, ...]]] = [[] for _ in range(cluster.num_ranks)]
         turns = turns_of(message.exchange for message in self.plan.messages)
         for message, spec, turn in zip(self.plan.messages, self.specs, turns, strict=True):
             exchange, tariff = self.exchanges[message.exchange], tariffs[message.exchange]
@@ -332,12 +293,13 @@ class Demand:
             key = message.exchange, spec, own_turn
             if message.exchange in self.of_rows and cluster.ranks_per_host > 1:
                 # Hosts' links are in the tariff, which is that of ranks that have one each.
-                known[key] = [alone(exchange, spec, tariff)] * len(slowness)
+                known[key] = [alone(exchange, spec, tariff)] * cluster.num_ranks
             elif key not in known:  # messages of a size and exchange are alike but for their turn
                 known[key] = supersteps_of(exchange, spec, tariff, own_turn)
             for own, supersteps in zip(every, known[key], strict=True):
-                own.append(without_encode(message, supersteps))
-        return self.iteration.timings(every, slowness)
+                is_apart = message.inline or message.early
+                own.append(split_encode(supersteps)[1] if is_apart else supersteps)
+        return self.iteration.timings(every)
 
 
 def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
@@ -389,16 +351,13 @@ def encodes_of(
             yield Encode(layer, number, name, line.seconds(numel) if line else 0.0), is_inline
 
 
-def without_encode(
-    message: PlannedMessage, supersteps: tuple[Superstep, ...]
-) -> tuple[Superstep, ...]:
-    """A message's supersteps, less the encodes before the first transfer that are done apart."""
-    if not message.inline and not message.early:
-        return supersteps
+def split_encode(supersteps: tuple[Superstep, ...]) -> tuple[float, tuple[Superstep, ...]]:
+    """The seconds of a message's encodes before its first transfer, and the rest of it."""
     first = next((at for at, one in enumerate(supersteps) if one.wire), len(supersteps))
-    found = []
+    seconds, found = 0.0, list[Superstep]()
     for one in supersteps[:first]:
         works = tuple(work for work in one.works if not work.name.startswith("encode"))
+        seconds += sum(work.seconds for work in one.works if work not in works)
         if works:
             found.append(one._replace(works=works))
-    return (*found, *supersteps[first:])
+    return seconds, (*found, *supersteps[first:])

@@ -14,7 +14,7 @@ of one rank that stands for all, and ``events.py`` agrees with them everywhere e
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -112,17 +112,12 @@ def carry(
 
 
 def forward_times(
-    forward_s: Sequence[float],
-    may_start_s: Sequence[float],
-    end_of: Callable[[float, float], float] = float.__add__,
+    forward_s: Sequence[float], may_start_s: Sequence[float]
 ) -> tuple[list[float], list[float]]:
-    """Starts and ends, in seconds, of forward computations one after the other (equation 11).
-
-    ``end_of`` gives the end of a computation by its start and its own seconds.
-    """
+    """Starts and ends, in seconds, of forward computations one after the other (equation 11)."""
     starts_s, ends_s, now_s = [], [], 0.0
     for duration_s, earliest_s in zip(forward_s, may_start_s, strict=True):
         starts_s.append(max(now_s, earliest_s))
-        now_s = end_of(starts_s[-1], duration_s)
+        now_s = starts_s[-1] + duration_s
         ends_s.append(now_s)
     return starts_s, ends_s

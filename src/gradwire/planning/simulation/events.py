@@ -23,7 +23,7 @@ from ...contract.units import format_bytes
 from ...contract.verbs import Among
 from ...errors import Deadlock, InvalidSetting
 from .closed_form import NEVER, carry
-from .network import HAIR, Network
+from .network import Network
 from .supersteps import Hop, Joint, Superstep, Work
 
 
@@ -43,13 +43,8 @@ class Traffic:
     early: Sequence[Sequence[Sequence[tuple[float, Work]]]] = ()
     """Computations of each message on each rank that may begin before its launch, and the second
     from which on; its own text begins when all are done. () where there are none."""
-    slowness: Sequence[float] = ()
-    """The factor on the seconds of each rank's computations; () where all are 1."""
     ranks_per_host: int = 1
     """Ranks that share a link, host after host; what they send each other is not on it."""
-    beside: float = 1.0
-    """The pace of each rank's backward pass while its compute lane is busy: see ``Pace``. The
-    seconds in ``ready_s`` are those of a backward pass that nothing slows down."""
 
 
 @dataclass
@@ -163,7 +158,6 @@ class _Rank:
 
     number: int
     ready_s: Sequence[float]
-    slowness: float
     start_s: list[float]
     end_s: list[float]
     courses: list[_Course] = field(default_factory=list)
@@ -172,33 +166,16 @@ class _Rank:
     queue: list[tuple[int, int, _Course, Work]] = field(default_factory=list)
     """The compute lane: a heap of (message, number, course, computation)."""
     is_busy: bool = False
-    busy_until_s: float = 0.0
-    """The end of the computation that the lane is busy with."""
-    passed_s: float = 0.0
-    """The backward pass's own seconds that had passed when the lane's state last changed."""
-    changed_s: float = 0.0
-
-    def backward_s(self, now_s: float, beside: float) -> float:
-        """The backward pass's own seconds that have passed."""
-        return self.passed_s + (now_s - self.changed_s) * (beside if self.is_busy else 1.0)
-
-    def change(self, now_s: float, beside: float, *, is_busy: bool) -> None:
-        """Notes that the lane is busy from now on, or no longer."""
-        self.passed_s, self.changed_s = self.backward_s(now_s, beside), now_s
-        self.is_busy = is_busy
 
 
 class _Engine:
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
         self.after = traffic.after or ((),) * len(traffic.labels)
-        self.beside = traffic.beside
         num_messages = len(traffic.labels)
         self.ranks = [
-            _Rank(number, own_s, slowness, [NEVER] * num_messages, [NEVER] * num_messages)
-            for number, (own_s, slowness) in enumerate(
-                zip(traffic.ready_s, traffic.slowness or (1.0,) * len(traffic.ready_s), strict=True)
-            )
+            _Rank(number, own_s, [NEVER] * num_messages, [NEVER] * num_messages)
+            for number, own_s in enumerate(traffic.ready_s)
         ]
         for rank, every in zip(self.ranks, traffic.supersteps, strict=True):
             for message, supersteps in enumerate(every):
@@ -243,31 +220,14 @@ class _Engine:
 
     def _launch_at(self, rank: _Rank, message: int, not_before_s: float) -> None:
         if message < len(rank.courses):
-            launch = partial(self._launch, rank.courses[message])
-            self._when_ready(rank, rank.ready_s[message], launch, not_before_s)
-
-    def _when_ready(
-        self, rank: _Rank, ready_s: float, then: Callable[[], None], not_before_s: float = 0.0
-    ) -> None:
-        """Has something done when the backward pass has come so far, in its own seconds."""
-        if self.beside == 1:
-            self._at(max(not_before_s, ready_s), then)
-            return
-        left_s = ready_s - rank.backward_s(self.now_s, self.beside)
-        if left_s <= HAIR * (1 + ready_s):
-            self._at(self.now_s, then)
-            return
-        # Until the lane's present computation ends its pace is known; then this is asked again.
-        rest_s = max(0.0, rank.busy_until_s - self.now_s) if rank.is_busy else 0.0
-        done_s = rest_s * self.beside
-        needs_s = left_s / self.beside if left_s <= done_s else rest_s + left_s - done_s
-        self._at(self.now_s + needs_s, partial(self._when_ready, rank, ready_s, then))
+            launch_s = max(not_before_s, rank.ready_s[message])
+            self._at(launch_s, partial(self._launch, rank.courses[message]))
 
     def _begin_early(self, course: _Course, ready_s: float, work: Work) -> None:
         """Puts a computation from before a message's launch on the compute lane in time."""
         if work.seconds:
             course.num_open += 1
-            self._when_ready(course.rank, ready_s, partial(self._compute, course, work))
+            self._at(ready_s, partial(self._compute, course, work))
         else:
             self._at(ready_s, partial(self._note, course, "compute", work.name, ready_s))
 
@@ -383,15 +343,15 @@ class _Engine:
         rank = course.rank
         heapq.heappush(rank.queue, (course.message, next(self.count), course, work))
         if not rank.is_busy:  # it takes the first message's of all that come at this instant
-            rank.change(self.now_s, self.beside, is_busy=True)
+            rank.is_busy = True
             self._at(self.now_s, partial(self._compute_next, rank), is_last=True)
 
     def _compute_next(self, rank: _Rank) -> None:
-        rank.change(self.now_s, self.beside, is_busy=bool(rank.queue))
+        rank.is_busy = bool(rank.queue)
         if rank.queue:
             _, _, course, work = heapq.heappop(rank.queue)
-            rank.busy_until_s = self.now_s + work.seconds * rank.slowness
-            self._at(rank.busy_until_s, partial(self._computed, course, work.name, self.now_s))
+            end_s = self.now_s + work.seconds
+            self._at(end_s, partial(self._computed, course, work.name, self.now_s))
 
     def _computed(self, course: _Course, name: str, start_s: float) -> None:
         self._note(course, "compute", name, start_s)

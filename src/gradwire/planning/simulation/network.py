@@ -70,16 +70,6 @@ class Network:
         for flow in ended:
             flow.done()
 
-    def rate(self, flow: Flow) -> float:
-        """The share of a whole link that a flow has now."""
-        self._rebalance()
-        return flow.share
-
-    def load(self, side: Side) -> float:
-        """The share of a side that is in use now."""
-        self._rebalance()
-        return sum(one.share for one in self._flows if not one.sides or side in one.sides)
-
     def _start(self, work_s: float, done: Callable[[], None], sides: tuple[Side, ...]) -> Flow:
         flow = Flow(work_s, done, sides, self._now_s)
         self._flows[flow] = None

@@ -1,10 +1,13 @@
 """The representative rank: all ranks of a plan's iteration for the price of one.
 
-An exchange is played once on all ranks, with nothing else on the network; where all do the same,
-one of them is priced with the others always there. The slowest rank's supersteps then stand for
-every rank, but a stretch of verbs for the network becomes one collective that takes as long as the
-stretch took alone. The seconds in which its links were in use are shared with other messages; the
-rest is latency.
+Ranks that do alike do not keep each other waiting: where each sends to some, it takes as much from
+others at the same time. So a few ranks are asked for their verbs, and the one that takes longest
+stands for all. Where one has more to do than another, as aggregators have where they are few, the
+exchange is played on all ranks, with nothing else on the network.
+
+A stretch of verbs for the network becomes one collective that takes as long as the stretch took
+alone. The seconds in which its links were in use are shared with other messages; the rest is
+latency.
 
 Ranks of a host that exchange whole tensors wait for the one with the largest, in each message for
 another. With four messages at once, PowerSGD's VGG16 on hosts of two ranks takes a tenth longer
@@ -12,15 +15,14 @@ than is said here."""
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 
 from ...contract import Exchange
 from ...contract.shapes_only import record
 from ...contract.spec import TensorSpec, squarest
-from ...contract.verbs import Among, Recv, Send
-from ...errors import InvalidSetting
+from ...contract.verbs import Among
 from .events import Traffic, play
 from .supersteps import (
     MOST_PLAYED,
@@ -30,125 +32,10 @@ from .supersteps import (
     Superstep,
     Tariff,
     Work,
+    check_played,
     supersteps_of,
     supersteps_of_rank,
 )
-
-# ---- Alike -------------------------------------------------------------------------------------
-#
-# Ranks that all do the same, of which one can be priced without the others.
-#
-# No rank then keeps another one waiting. Where they send to each other, each sends to the rank so
-# far ahead, and takes as much at the same time from the one so far behind. So the link of each
-# serves one rank's verbs alone, and what takes seconds to play on 64 ranks takes milliseconds.
-
-
-def supersteps_of_alike(
-    exchange: Exchange, spec: TensorSpec, tariff: Tariff
-) -> tuple[Superstep, ...] | None:
-    """The supersteps of rank 0 if all ranks do the same, as seen from their own place.
-
-    None where they do not, and where it is quicker to play them. Of ranks that send to each other
-    four are looked at, as a text among many takes long by itself.
-    """
-    world = tariff.num_ranks
-    if world > MOST_ALIKE:
-        return None
-    # Not of fewer ranks where all can be played: an exchange may be one for no fewer than these.
-    for count in sorted({_FEW if world > MOST_PLAYED else world, world}):
-        try:
-            found = record(exchange, spec, 0, count)
-        except InvalidSetting:  # as of teams that divide all ranks, and not so few
-            if count == world:
-                raise
-            continue
-        has_hops = any(isinstance(verb, Send | Recv) for row in found.rows for verb in row)
-        is_joint = not found.is_of_its_rank and not has_hops
-        if not is_joint and (tariff.ranks_per_host > 1 or not MANY <= world <= MOST_PLAYED):
-            return None
-    first = supersteps_of_rank(exchange, spec, tariff)
-    if is_joint:
-        return first
-    seen = _from_own_place(first, 0, tariff)
-    for rank in (1, world // 2, world - 1):
-        own = supersteps_of_rank(exchange, spec, tariff, rank)
-        if _from_own_place(own, rank, tariff) != seen:
-            return None
-    return first if all(_is_shift(one.wire, world) for one in first) else None
-
-
-MANY = 16
-"""From so many ranks on it is worth while to find out whether those that send do the same."""
-MOST_ALIKE = 8 * MOST_PLAYED
-"""The most ranks that one stands for: its text still counts the payloads of all."""
-_FEW = 4
-"""Ranks of which a text is looked at first, as one for very many may take long by itself."""
-
-
-def supersteps_by_stretches(
-    exchange: Exchange, spec: TensorSpec, tariff: Tariff
-) -> list[tuple[Superstep, ...]]:
-    """``supersteps_of``; of ``MANY`` ranks or more that do the same, only some are looked at.
-
-    A stretch of ranks does the same if its first two, its middle and its last do, as seen from
-    their own place. Where a chunk of a gradient is shorter than others, only ranks near it differ.
-    """
-    if not MANY <= tariff.num_ranks <= MOST_PLAYED:
-        return supersteps_of(exchange, spec, tariff)
-    own = dict[int, tuple[Superstep, ...]]()
-
-    @cache
-    def seen(rank: int) -> tuple[Superstep, ...]:
-        own[rank] = supersteps_of_rank(exchange, spec, tariff, rank)
-        return _from_own_place(own[rank], rank, tariff)
-
-    stretches = [(0, tariff.num_ranks - 1)]
-    while stretches:
-        first, last = stretches.pop()
-        middle = (first + last) // 2
-        if all(seen(rank) == seen(first) for rank in (last, first + 1, middle)):
-            for rank in range(first + 1, last):
-                own.setdefault(rank, _moved(own[first], first, rank, tariff))
-        elif last > first + 1:
-            stretches += [(first, middle), (middle, last)]
-    return [own[rank] for rank in range(tariff.num_ranks)]
-
-
-def _from_own_place(
-    supersteps: tuple[Superstep, ...], rank: int, tariff: Tariff
-) -> tuple[Superstep, ...]:
-    """The supersteps as if the rank were rank 0, with their hops in the order of their peers."""
-    return tuple(
-        one._replace(wire=tuple(sorted(one.wire, key=_by_peer)))
-        for one in _moved(supersteps, rank, 0, tariff)
-    )
-
-
-def _by_peer(verb: Hop | Joint) -> tuple[bool, int]:
-    return (not verb.sends, verb.peer) if isinstance(verb, Hop) else (False, -1)
-
-
-def _moved(
-    supersteps: tuple[Superstep, ...], rank: int, to: int, tariff: Tariff
-) -> tuple[Superstep, ...]:
-    """The supersteps of a rank as those of another one, whose peers are as far from it."""
-
-    def moved(verb: Hop | Joint) -> Hop | Joint:
-        if isinstance(verb, Joint):
-            return verb
-        old, new = (tariff.members(one, verb.among) for one in (rank, to))
-        away = old.index(verb.peer) - old.index(rank)
-        return verb._replace(peer=new[(new.index(to) + away) % len(new)])
-
-    return tuple(one._replace(wire=tuple(map(moved, one.wire))) for one in supersteps)
-
-
-def _is_shift(wire: tuple[Hop | Joint, ...], world: int) -> bool:
-    """Whether every send of rank 0 is met by the same rank's other neighbour, beside no others."""
-    hops = [verb for verb in wire if isinstance(verb, Hop)]
-    sent = sorted((hop.peer, hop.size_bytes) for hop in hops if hop.sends)
-    taken = sorted((-hop.peer % world, hop.size_bytes) for hop in hops if not hop.sends)
-    return sent == taken and (not hops or len(hops) == len(wire))
 
 
 def alone_on(wire: tuple[Hop | Joint, ...], ranks_per_host: int = 1) -> Price:
@@ -229,27 +116,50 @@ def _figures_at(exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tari
 
 # ---- the representative rank -------------------------------------------------------------------
 
+MOST_ALIKE = 8 * MOST_PLAYED
+"""The most ranks that one stands for: its text still counts the payloads of all."""
+MOST_ASKED = 16
+"""The most ranks that are asked for their verbs, beside those of one host, and the last one."""
+ALIKE = 1.01
+"""Ranks do alike of which the slowest takes no more than so many times what the fastest does."""
+
 
 @lru_cache(maxsize=4096)
 def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superstep, ...]:
     """The slowest rank's supersteps in the exchange of one gradient on an idle network."""
-    if tariff.num_ranks == 1:
+    world, per_host = tariff.num_ranks, tariff.ranks_per_host
+    if world == 1:
         return ()
-    alike = supersteps_of_alike(exchange, spec, tariff)
-    if alike is not None:
-        return _folded(alike, [sum(alone_on(one.wire)) for one in alike if one.wire])
-    every = supersteps_by_stretches(exchange, spec, tariff)
-    per_host = tariff.ranks_per_host
-    outcome = play(
-        Traffic([[own] for own in every], [[0.0]] * len(every), [""], ranks_per_host=per_host)
-    )
-    slowest = max(range(len(every)), key=lambda rank: outcome.end_s[rank][0])
-    seconds = [
-        span.duration_s
-        for span in outcome.spans
-        if span.rank == slowest and span.lane == "communication"
-    ]
-    return _folded(every[slowest], seconds, per_host)
+    asked = {0}
+    if world > MOST_ALIKE or record(exchange, spec, 0, world).is_of_its_rank:
+        check_played(exchange, world)
+        # Ranks of a host have other tensors; of a gradient cut into chunks the last have less.
+        asked = {*range(per_host), *range(0, world, -(-world // MOST_ASKED)), world - 1}
+    every = [supersteps_of_rank(exchange, spec, tariff, rank) for rank in sorted(asked)]
+    took_s = [sum(_seconds(one, per_host) for one in own) for own in every]
+    if len({tuple(map(_kind, own)) for own in every}) == 1 and max(took_s) <= ALIKE * min(took_s):
+        slowest = every[took_s.index(max(took_s))]
+        wire_s = [sum(alone_on(one.wire, per_host)) for one in slowest if one.wire]
+        return _folded(slowest, wire_s, per_host)
+    every = supersteps_of(exchange, spec, tariff)
+    ranks = [[own] for own in every]
+    played = play(Traffic(ranks, [[0.0]] * world, [""], ranks_per_host=per_host))
+    last = max(range(world), key=lambda rank: played.end_s[rank][0])
+    spans = (span for span in played.spans if span.rank == last)
+    wire_s = [span.duration_s for span in spans if span.lane == "communication"]
+    return _folded(every[last], wire_s, per_host)
+
+
+def _seconds(superstep: Superstep, ranks_per_host: int) -> float:
+    """Seconds of a superstep where nobody waits: computations pass beside transfers."""
+    works_s = sum(work.seconds for work in superstep.works)
+    return max(works_s, sum(alone_on(superstep.wire, ranks_per_host)) if superstep.wire else 0.0)
+
+
+def _kind(superstep: Superstep) -> tuple[int, ...]:
+    """The numbers of its verbs, which are the same on ranks that do alike."""
+    sends = sum(isinstance(verb, Hop) and verb.sends for verb in superstep.wire)
+    return len(superstep.works), len(superstep.wire), sends
 
 
 def _folded(

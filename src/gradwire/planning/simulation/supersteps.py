@@ -160,6 +160,13 @@ MOST_PLAYED = 1024
 """The most ranks that are played one by one: if each sends to each, a step has a million sends."""
 
 
+def check_played(exchange: Exchange, world: int) -> None:
+    """Refuses more ranks than can be played one by one."""
+    if world > MOST_PLAYED:
+        accepted = f"at most {MOST_PLAYED}, since each rank is simulated"
+        raise invalid(f"ranks of {exchange!r}", world, accepted, "simulate fewer, or dense plans")
+
+
 def supersteps_of(
     exchange: Exchange, spec: TensorSpec, tariff: Tariff, turn: int = 0
 ) -> list[tuple[Superstep, ...]]:
@@ -169,9 +176,7 @@ def supersteps_of(
     at values, and for more ranks than can be played one by one.
     """
     world = tariff.num_ranks
-    if world > MOST_PLAYED:
-        accepted = f"at most {MOST_PLAYED}, since each rank is simulated"
-        raise invalid(f"ranks of {exchange!r}", world, accepted, "simulate fewer, or dense plans")
+    check_played(exchange, world)
     first = record(exchange, spec, 0, world, turn)
     found = [_priced(first.rows, 0, tariff)]
     for rank in range(1, world):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Iterator
 from typing import Literal
 
 import torch
 
 from ...contract import Exchange
-from ...contract.bounds import check_number
 from ...contract.spec import TensorSpec
 from ...contract.trace.span import Span, Trace
-from ...errors import InvalidSetting, invalid
+from ...errors import invalid
 from ...exchange.two_level import on_hosts
 from ..data.cluster import Cluster
 from ..data.plan import Plan
@@ -22,9 +19,6 @@ from .clock import Demand, Encode, Timing
 from .events import Traffic, play
 from .supersteps import Tariff, supersteps_of
 
-MOST_JITTER = 10.0
-"""The largest ``jitter``: a rank that computes e^10 times slower is far off others already."""
-
 
 def simulate(
     plan: Plan,
@@ -32,8 +26,6 @@ def simulate(
     cluster: Cluster,
     *,
     ranks: Literal["one", "all"] = "one",
-    jitter: float = 0.0,
-    seed: int = 0,
 ) -> Trace:
     """Predicts one iteration of a plan, from the start of backward to the end of the next forward.
 
@@ -43,9 +35,6 @@ def simulate(
         cluster: Ranks, links and measured costs.
         ranks: "one" lets one rank stand for all, in closed form. "all" simulates every rank, on
             links that all transfers share.
-        jitter: The standard deviation of a factor by which each rank computes slower or faster
-            (log-normal, mean 1). It needs ``ranks="all"``.
-        seed: The seed of these factors.
 
     Returns:
         A trace with the lanes "backward", "forward", "communication" and "compute".
@@ -54,8 +43,7 @@ def simulate(
         and their spans say so. Gather and scatter take 0 s too.
 
     Raises:
-        InvalidSetting: The plan does not fit the profile, an exchange cannot be simulated, or
-            ``jitter`` was given for one rank.
+        InvalidSetting: The plan does not fit the profile, or an exchange cannot be simulated.
 
     >>> import gradwire as gw
     >>> profile = gw.catalogue.load("vgg16")
@@ -65,22 +53,11 @@ def simulate(
     """
     if ranks not in ("one", "all"):
         raise invalid("ranks", ranks, "'one' or 'all'", "'one' is the faster")
-    check_number("jitter", jitter, f"a number, 0 to {MOST_JITTER:g}", "0.05 is 5 %", 0, MOST_JITTER)
-    if jitter and ranks == "one":
-        raise InvalidSetting(
-            f"jitter {jitter} needs every rank, and ranks='one' simulates one for all; "
-            "use ranks='all'"
-        )
     demand = Demand.of(plan, profile, cluster)
-    if ranks == "one" or cluster.num_ranks == 1:
-        return Trace.of(_spans(demand.one_rank(), profile.layers, 0, 1.0))
-    draw = random.Random(seed)
-    slowness = [_factor(draw, jitter) for _ in range(cluster.num_ranks)]
-    every = zip(demand.all_ranks(slowness), slowness, strict=True)
+    is_one = ranks == "one" or cluster.num_ranks == 1
+    every = [demand.one_rank()] if is_one else demand.all_ranks()
     return Trace.of(
-        span
-        for rank, (timing, factor) in enumerate(every)
-        for span in _spans(timing, profile.layers, rank, factor)
+        span for rank, timing in enumerate(every) for span in _spans(timing, profile.layers, rank)
     )
 
 
@@ -111,11 +88,7 @@ def simulate_exchange(
     return Trace.of(play(traffic).spans)
 
 
-def _factor(draw: random.Random, jitter: float) -> float:
-    return math.exp(jitter * draw.gauss(0.0, 1.0) - jitter**2 / 2) if jitter else 1.0
-
-
-def _spans(timing: Timing, layers: tuple[Layer, ...], rank: int, slowness: float) -> Iterator[Span]:
+def _spans(timing: Timing, layers: tuple[Layer, ...], rank: int) -> Iterator[Span]:
     """The spans of one rank; behind the backward of each layer comes what is encoded there."""
     yield from timing.spans
     encoded: dict[int, list[Encode]] = {}
@@ -124,10 +97,10 @@ def _spans(timing: Timing, layers: tuple[Layer, ...], rank: int, slowness: float
     for number, layer in enumerate(layers):
         start_s, end_s = timing.backward_start_s[number], timing.backward_end_s[number]
         own = encoded.get(number, [])
-        end_s = start_s + slowness * layer.backward_s if own else end_s
+        end_s = start_s + layer.backward_s if own else end_s
         yield Span(rank, "backward", layer.name, start_s, end_s, step=0)
         for one in own:
-            start_s, end_s = end_s, end_s + slowness * one.seconds
+            start_s, end_s = end_s, end_s + one.seconds
             yield Span(rank, "backward", one.name, start_s, end_s, step=0, message=one.message)
         start_s, end_s = timing.forward_start_s[number], timing.forward_end_s[number]
         yield Span(rank, "forward", layer.name, start_s, end_s, step=0)

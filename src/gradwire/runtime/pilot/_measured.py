@@ -26,7 +26,7 @@ from ...planning.data.cluster import PRIMITIVES, Cluster, CodecFit, VerbName
 from ...planning.data.fit import LineFit
 from ...planning.data.plan import Plan
 from ...planning.data.profile import Profile
-from ...planning.measure.codecs import measure_codecs, median_pace
+from ...planning.measure.codecs import measure_codecs
 from ...planning.measure.layers import LayerWatch
 from ...planning.measure.links import all_reduce_s, measure_cluster, shared_cores
 from ..controls import Controls, Flight
@@ -68,8 +68,7 @@ def links_of(engine: Engine) -> Links:
         taken_s = all_reduce_s(engine, largest)
     sizes = [largest >> shift for shift in (8, 5, 2, 1, 0) if largest >> shift >= 2**12]
     asked: dict[str, Any] = {"sizes_bytes": sizes, "budget_s": BUDGET_S, "rounds": ROUNDS}
-    # Short messages, which a link may take at once, make the line too steep or too flat.
-    found = measure_cluster(engine, verbs=VERBS, by_long_messages=True, **asked)
+    found = measure_cluster(engine, verbs=VERBS, **asked)
     return Links(found, largest // 2, all_reduce_s(engine, largest // 2))
 
 
@@ -159,8 +158,6 @@ _WARM_UP = 3
 _LONG_S, _ENOUGH_S = 1.0, 3.0
 """Seconds of a step after which there is no more warm-up, and of two or more measured steps after
 which there are no more of these: on a slow link dense steps are dear."""
-_PACE_S = 0.02
-"""Seconds of each of the ten turns in which the pace beside a busy lane is measured."""
 REVIEWED, MOST_REVIEWED = 8, 24
 """The steps between two reviews: the least by default, and the most unless more are asked for."""
 
@@ -298,10 +295,8 @@ class MeasuredFlight(Flight):
             # Where there is one host, nothing is sent that could be compressed.
             names = self._compressors if num_hosts > 1 else ()
             codecs = codecs_of(engine, names, num_hosts)
-            beside = median_pace(engine, budget_s=_PACE_S) if names else 1.0
-        figures = {"codecs": codecs, "beside": beside}
         known = self._links.cluster.slower(self._link_factor)  # as dense steps have shown before
-        self._cluster = known.model_copy(update=figures)
+        self._cluster = known.model_copy(update={"codecs": codecs})
 
     # Planning.
 
