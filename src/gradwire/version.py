@@ -1,5 +1,5 @@
 """The one place where the versions stand."""
 
 __version__ = "0.1.0"
-WIRE = 1
+WIRE = 2
 """The version of what ranks send each other; it rises where old and new ranks would misread it."""
