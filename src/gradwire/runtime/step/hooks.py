@@ -233,6 +233,8 @@ class ModuleHooks:
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             if self.overlap is not None:
                 self.overlap.take(name)
+            if self._synchroniser.open and self._is_retry(name):  # of a step that accumulates
+                self._do(self._synchroniser.abandon, name, is_retry=True)
             self._synchroniser.look(self._progress.step)  # what accumulates is this rank's own
             return
         self._do(self._take, name, param)
@@ -248,10 +250,10 @@ class ModuleHooks:
         grad = self._expected(name, param)
         self._synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
 
-    def _do(self, work: Callable[..., None], *operands: Any) -> None:
+    def _do(self, work: Callable[..., None], *operands: Any, **named: Any) -> None:
         """Does a part of a step; if a rank is lost in it, raises unless the step counts."""
         try:
-            work(*operands)
+            work(*operands, **named)
         except RankFailed as failure:
             if self.shrinking is None:
                 raise
@@ -263,12 +265,22 @@ class ModuleHooks:
             self.overlap.take(name)
         synchroniser = self._synchroniser
         if synchroniser.open and (name in synchroniser.grads or self._progress.backward() is None):
-            synchroniser.abandon(name)
+            synchroniser.abandon(name, is_retry=self._is_retry(name))
         if not synchroniser.open:
             self._open_step()
             # What no hook has brought is handed in before any attached model waits for its means.
             rest, end = partial(self._do, self._complete), partial(self._do, self._finish)
             self._progress.queue_end(end, rest, behind_others=self.ends_behind_others)
+
+    def _is_retry(self, name: str) -> bool:
+        """Whether an earlier backward pass raised, and the loop has let go of its gradients since.
+
+        Means may still be on their way into these, so no gradient of a retry may lie there.
+        ``name`` is the parameter with the first new one.
+        """
+        others = [param for own, param in self.params.items() if own != name]
+        are_dropped = bool(others) and all(param.grad is None for param in others)
+        return self._progress.backward() is None and self.overlap is None and are_dropped
 
     def _open_step(self) -> None:
         self._refuse_wrong_step()
@@ -282,9 +294,10 @@ class ModuleHooks:
         """Makes a step in which this rank has no gradient; every ``.grad`` is the mean then."""
         for param in self.params.values():
             param.grad = None
+        is_retry = self._is_retry("")
         end = self._progress.ending(partial(self._do, self._finish))
         if self._synchroniser.open:
-            self._synchroniser.abandon("a step without a batch")
+            self._synchroniser.abandon("a step without a batch", is_retry=is_retry)
         self._do(self._open_step)
         end()
 

@@ -421,19 +421,28 @@ class Synchroniser:
 
         return message.text(grads, copying), scatter
 
-    def abandon(self, name: str) -> None:
+    def abandon(self, name: str, *, is_retry: bool = False) -> None:
         """Gives up a step whose backward pass did not end.
 
         ``name`` is the parameter whose gradient showed that. A rank that is alone forgets the step.
-        Among several this raises ``LoopMistake``, as others may have the rank's first gradients.
+        So do all ranks where this ``is_retry`` on each, if what messages keep can be put back: see
+        `retry`. Else this raises ``LoopMistake``.
         """
         if self.engine.world > 1:
-            raise self.engine.give_up(
-                f"the gradient of {name} came after an earlier backward pass that raised before "
-                "its end, or twice in one, as the parameter is shared by segments of a reentrant "
-                "activation checkpoint (use_reentrant=False is accepted). Several ranks cannot "
-                "repeat a pass that raised: other ranks may have some of its gradients"
-            )
+            if not is_retry or (self.keeps_state and not self.report.confirms):
+                raise self.engine.give_up(
+                    f"the gradient of {name} came after an earlier backward pass that raised "
+                    "before its end, or twice in one, as the parameter is shared by segments of a "
+                    "reentrant activation checkpoint (use_reentrant=False is accepted). A pass "
+                    "that raised can be repeated, by all ranks, after zero_grad(set_to_none=True), "
+                    "where the exchange keeps no state (residuals, momenta, counters of draws), or "
+                    "attach was given on_failure='shrink'"
+                )
+            from ..failure.retry import repeat_together  # a pass that raised is rare
+
+            repeat_together(self.engine, self._step, len(self._queue))
+            for absent in self.names:
+                self.ready(absent, None)
         self.close()
         self.engine.wait(self.all_ends())
         if self._marks is not None:
