@@ -6,6 +6,7 @@ file that was found sound from one that was not, for which None is the answer.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -42,10 +43,17 @@ def folder() -> Path:
 
 def is_taken(place: Path) -> bool:
     """Whether the library gets as far as the loader."""
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ctypes, "CDLL", lambda path: path)
         return compiler.load_kept(place) is not None
-    except OSError:
-        return True
+
+
+def test_what_the_loader_refuses_counts_as_not_kept(folder: Path) -> None:
+    """As in a home from which nothing may be run: the process then uses a library of its own."""
+    place = folder / NAME
+    compiler.keep(CONTENT, place)
+    assert is_taken(place)
+    assert compiler.load_kept(place) is None
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -339,7 +339,7 @@ class deft(SharedSupport):
 
     ``layers`` are the sizes of the tensors that lie in a message; None: those of the model. Each
     rank selects in layers of its own, so what ranks select never overlaps. That is about 1/W of the
-    work; norms are taken of all layers.
+    work, and more where one layer is large; norms are taken of all layers.
 
     >>> from gradwire.exchange.by_name import run_local
     >>> spec = TensorSpec("two layers", 6, shapes=((4,), (2,)))

@@ -144,7 +144,11 @@ class demo(Compressor):
 
     def _cutting(self, spec: TensorSpec) -> cosines.Cutting:
         check_addressable("demo", spec)
-        return cosines.Cutting(spec.numel, self.side, self.keep)
+        cutting = cosines.Cutting(spec.numel, self.side, self.keep)
+        if cutting.num_places > 2**31:  # the last chunk is filled up
+            given = f"{spec.numel} elements, {cutting.num_places} when filled up"
+            raise invalid("demo gradient", given, "at most 2**31", "cut it into chunks")
+        return cutting
 
 
 EXAMPLES = (demo(), demo(side=8, keep=4, values=torch.float32))

@@ -87,7 +87,9 @@ def load_kept(place: Path) -> ctypes.CDLL | None:
     except OSError:
         return None
     if hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]:
-        return ctypes.CDLL(str(place))
+        with contextlib.suppress(OSError):  # as in a folder from which nothing may be run
+            return ctypes.CDLL(str(place))
+        return None
     _warn_once(place, "is built again: it is damaged (its digest does not fit)")
     return None
 
@@ -108,6 +110,7 @@ def one_builder(place: Path) -> Iterator[None]:
     """Lets one process build a library while others wait until it is there.
 
     It only saves work. Where nothing can be locked every process builds, and the last rename wins.
+    A builder that is stopped, and not ended, makes the others wait.
     """
     try:
         handle = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -291,9 +294,9 @@ def _found_or_built(source: CppSource) -> ctypes.CDLL | None:
         return None
     failure, folder = "", cache_folder()
     for flags in source.flag_sets:
-        name = library_name(source, compiler, flags)
         command = [compiler, *flags, f"-I{source.headers.absolute()}", "-x", "c++"]
         try:
+            name = library_name(source, compiler, flags)
             if folder is None:
                 return _built(command, source.text, None, name)
             place = folder / name

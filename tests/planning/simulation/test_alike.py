@@ -97,7 +97,8 @@ def law_one_rank_takes_as_long_as_all(exchange: Exchange, cluster: Cluster) -> N
         assert _played_s([alone(exchange, spec, tariff)]) == pytest.approx(all_s, rel=NEAR)
 
 
-NEAR = 0.02
+NEAR = 0.04
+"""What folding a stretch of verbs may lose: 3.5 % of topk's exchange of 100 elements on hosts."""
 
 
 @each("exchange", [by_name("topk", {}, name) for name in ("casync_ps", "zen")], ids=name_of)

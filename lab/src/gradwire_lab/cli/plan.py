@@ -33,7 +33,8 @@ def plan(
         str | None, typer.Option(help="Who plans (gradwire list planner), else usbyte.")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the planner, as credit=2.")
+        list[str] | None,
+        typer.Option("--set", help="A setting of the planner, as basic_partition_bytes=4MiB."),
     ] = None,
     tune: Annotated[bool, typer.Option(help="Search the settings not given.")] = False,
     show: Annotated[Path | None, typer.Option(help="Read this plan instead.")] = None,

@@ -45,7 +45,6 @@ def sparsity(
     """
     if settings and sparsifier is None:
         raise invalid("--set", settings, "given with --sparsifier", "write --sparsifier dgc")
-    known = Profile.load(profile)
     own, given = from_file(model), read_settings(settings or ())
     group = launched_group() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else nullcontext()
     with group, progress("looking for zeros", total=batches or NUM_GRADIENTS) as advance:
@@ -53,7 +52,8 @@ def sparsity(
             *own, num_gradients=batches, advance=advance, compressor=sparsifier, settings=given
         )
     if int(os.environ.get("RANK", "0")) != 0:
-        return
+        return  # only rank 0's host needs to have the file
+    known = Profile.load(profile)
     try:
         made = known.with_sparsity(found)
     except ValueError as error:

@@ -63,9 +63,10 @@ def alone_on(wire: tuple[Hop | Joint, ...], ranks_per_host: int = 1) -> Price:
 #
 # Costs of an exchange's messages, between sizes of which one rank was looked at.
 #
-# They serve planners that compare hundreds of plans of a kind. The simulator plays each size on all
-# ranks, which among many takes seconds. Here rank 0 alone is asked for its verbs, at powers of four
-# elements, as if no other rank kept it waiting, and sizes between two of these cost in proportion.
+# They serve planners that compare hundreds of plans of a kind. The simulator asks several ranks for
+# each size, or plays all, which among many takes seconds. Here rank 0 alone is asked for its verbs,
+# at powers of four elements, as if no other rank kept it waiting, and sizes between two of these
+# cost in proportion.
 
 
 @lru_cache(maxsize=4096)
