@@ -56,9 +56,10 @@ def test_orders_cost_what_the_simulator_says_and_no_random_one_is_faster(
         shuffled = plan.model_copy(update={"messages": (*plan.messages[:first], *tail)})
         expected_s = iteration_s(shuffled, profile, cluster)
         assert phase.iterations_s(order[None])[0] == pytest.approx(expected_s, rel=1e-12)
-    for row in measured("usbyte", "figure13").rows:
+    rows = measured("usbyte", "figure13").rows
+    assert {row["model"]: row["num_blocks"] for row in rows} == {"resnet50": 12, "vgg16": 3}
+    for row in rows:
         assert row["num_faster"] == 0
-        assert float(str(row["num_blocks"])) > 2  # six orders or more
         assert float(str(row["fraction_as_fast"])) < 1
 
 

@@ -198,7 +198,7 @@ def sample(vector: Vector, share: float, least: int = 1) -> Sample:
     value = _drawn_from("sample", vector)
     if not isinstance(share, float | int) or not 0 < share <= 1:
         refuse(f"sample of a share of {share!r}", "give a number in (0, 1]: 0.001 for 0.1 %")
-    _check_anywhere("sample of", value)
+    _check_anywhere(value)
     return Sample(value, Draw(share, int(least), recording.stream()))
 
 
@@ -239,11 +239,11 @@ def _drawn_from(operator: str, vector: Vector) -> Node:
 _BEFORE = {"sample": "sample, then filter", "sort": "sort, pick, then filter by what was picked"}
 
 
-def _check_anywhere(what: str, value: Node) -> None:
-    """Refuses an element that is not the same wherever it is computed."""
+def _check_anywhere(value: Node) -> None:
+    """Refuses a sample of an element that is not the same wherever it is computed."""
     if any(n.extent is Extent.BLOCK or n.op in (Op.PLACE, Op.RANDOM) for n in ir.walk([value])):
         remedy = "take the gradient, or a map of it by captured values and whole-gradient scalars"
-        refuse(f"{what} what depends on an element's block or place", remedy)
+        refuse("sample of what depends on an element's block or place", remedy)
 
 
 def pick(drawn: Sample, fraction: float) -> Scalar:

@@ -298,10 +298,12 @@ def _found_or_built(source: CppSource) -> ctypes.CDLL | None:
         try:
             name = library_name(source, compiler, flags)
             if folder is None:
+                _announce("for this process alone")
                 return _built(command, source.text, None, name)
             place = folder / name
             library = load_kept(place)
             if library is None:
+                _announce(f"once; they are kept in {folder}")
                 with one_builder(place):
                     library = load_kept(place)  # another process may have built it meanwhile
                     return library or _built(command, source.text, folder, name)
@@ -312,13 +314,18 @@ def _found_or_built(source: CppSource) -> ctypes.CDLL | None:
     return None
 
 
+def _announce(where: str) -> None:
+    """Says once, on a machine's first rank, that kernels are compiled or waited for."""
+    with _lock:
+        is_first = not _state["said"] and os.environ.get("LOCAL_RANK", "0") == "0"
+        _state["said"] = 1
+    if is_first:
+        # As a warning: lines of lower levels are not shown unless they are asked for.
+        _log.warning("compiling C++ kernels, which takes seconds (%s)", where)
+
+
 def _built(command: Sequence[str], text: str, folder: Path | None, name: str) -> ctypes.CDLL:
     """A new library, kept in ``folder`` if there is room; raises an error of the compiler's."""
-    if not _state["said"] and os.environ.get("LOCAL_RANK", "0") == "0":
-        _state["said"] = 1
-        # As a warning: lines of lower levels are not shown unless they are asked for.
-        where = "for this process alone" if folder is None else f"once; they are kept in {folder}"
-        _log.warning("compiling C++ kernels, which takes seconds (%s)", where)
     with tempfile.TemporaryDirectory(prefix="gradwire-") as private:
         built = Path(private, name)
         # There and not where training was started: headers of a text without a file are looked for
@@ -326,9 +333,11 @@ def _built(command: Sequence[str], text: str, folder: Path | None, name: str) ->
         _said([*command, "-o", str(built), "-"], text, _COMPILE_TIMEOUT_S, Path(private))
         library = None
         if folder is not None:
-            with contextlib.suppress(OSError):
+            try:
                 keep(built.read_bytes(), folder / name)
                 library = load_kept(folder / name)
+            except OSError as error:
+                _warn_once(folder, f"keeps no kernels, so each process compiles its own: {error}")
         return library or ctypes.CDLL(str(built))
 
 

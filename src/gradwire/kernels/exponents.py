@@ -55,7 +55,7 @@ def encode_exponents(in_N: Tensor, into: CodedExponents, factor: float = 1.0) ->
     _check(into, in_N, numel)
     library = _load_exponents() if in_N.is_cpu else None
     if library is None:
-        return _reference_encode(in_N if factor == 1.0 else in_N * factor, into)
+        return _reference_encode(in_N, into, factor)
     return int(library.gw_exponents_encode(in_N, factor, numel, *into))
 
 
@@ -65,7 +65,7 @@ def decode_exponents(
     """Overwrites ``out_N``, of the values' dtype, with ``factor`` times the values, or adds them.
 
     Values of bfloat16 overwrite it as they are. Raises ``RanksDiffer`` where the codes are none:
-    they may come from another rank.
+    they may come from another rank. ``out_N`` then holds nothing of use.
     """
     numel, num_codes = out_N.numel(), coded.codes_C.numel()
     _check(coded, out_N, num_codes)
@@ -95,11 +95,11 @@ def _check(coded: CodedExponents, value_N: Tensor, num_codes: int) -> None:
 # ---- the reference -----------------------------------------------------------------------------
 
 
-def _reference_encode(in_N: Tensor, into: CodedExponents) -> int:
+def _reference_encode(in_N: Tensor, into: CodedExponents, factor: float) -> int:
     if into.low_N is None:
         upper_N = in_N.view(torch.int16).int()
     else:
-        bits_N = in_N.view(torch.int32)
+        bits_N = (in_N if factor == 1.0 else in_N * factor).view(torch.int32)
         into.low_N.copy_(bits_N)  # a narrower type takes the lower bits
         upper_N = bits_N >> 16
     into.rest_N.copy_(upper_N >> 8 & _UPPER | upper_N & 0x7F)
@@ -160,10 +160,10 @@ def _reference_decode(coded: CodedExponents, out_N: Tensor, factor: float, add: 
     rest_N = coded.rest_N.int()
     upper_N = (rest_N & _UPPER) << 8 | exponent_N << 7 | rest_N & 0x7F
     if coded.low_N is None:
-        value_N = upper_N.to(torch.int16).view(torch.bfloat16)
-    else:
-        value_N = (upper_N << 16 | coded.low_N.int() & 0xFFFF).view(torch.float32)
-        value_N = value_N if factor == 1.0 else value_N * factor
+        out_N.copy_(upper_N.to(torch.int16).view(torch.bfloat16))
+        return -1
+    value_N = (upper_N << 16 | coded.low_N.int() & 0xFFFF).view(torch.float32)
+    value_N = value_N if factor == 1.0 else value_N * factor
     if add:
         out_N.add_(value_N)
     else:

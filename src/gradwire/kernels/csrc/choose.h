@@ -408,7 +408,9 @@ Cut choose_whole(const float* c, int64_t n, int64_t k, int threads) {
       return find_cut(s.pool.values.data(), found.num_kept, left, s.kept);
     }
   }
-  return find_cut(c, n, k, s.kept);
+  const Cut cut = find_cut(c, n, k, s.kept);
+  s.kept = Kept();  // of two vectors: what hardly ever happens keeps no memory
+  return cut;
 }
 
 // Leaves the candidates in scratch().parts and returns the cut.

@@ -63,7 +63,8 @@ class Timing:
     inline: Sequence[Encode]
     """Encodes that the backward pass waits for, behind the computation of their layers."""
     early_s: float
-    """Seconds of the compute lane in which tensors are encoded before their message is whole."""
+    """Seconds of the compute lane in which tensors are encoded before their message is whole. Where
+    cores are shared, these encodes are ``inline``."""
     spans: Sequence[Span]
     """Spans of the rank's messages, on the lanes "compute" and "communication"."""
 
@@ -104,31 +105,36 @@ class Iteration:
 
     def timings(self, supersteps: list[list[tuple[Superstep, ...]]]) -> list[Timing]:
         """The times on each rank: of ``supersteps[rank][message]``."""
-        inline = self.inline
+        inline, early = [self.inline] * len(supersteps), self.early
         if self.cluster.cores is not None:
-            inline = sorted([*inline, *self._held_up(supersteps[0])], key=lambda one: -one.layer)
-            supersteps = [[split_encode(one)[1] for one in own] for own in supersteps]
-        added_s = [0.0] * len(self.profile.layers)
-        for one in inline:
-            added_s[one.layer] += one.seconds
-        both = zip(reversed(self.profile.layers), reversed(added_s), strict=True)
-        ends_s = list(accumulate(layer.backward_s + more_s for layer, more_s in both))[::-1]
+            held_up = [[*self.inline, *early, *self._held_up(own)] for own in supersteps]
+            inline = [sorted(own, key=lambda one: -one.layer) for own in held_up]
+            early, supersteps = (), [[split_encode(one)[1] for one in own] for own in supersteps]
+        ends_s = [self._backward_ends(own) for own in inline]
         played = play(
             Traffic(
                 supersteps,
-                [self._ready_s(ends_s)] * len(supersteps),
+                [self._ready_s(own) for own in ends_s],
                 self.labels,
                 self.credit,
                 self.after,
-                [self._early_from(ends_s)] * len(supersteps) if self.early else (),
+                [self._early_from(own) for own in ends_s] if early else (),
                 self.cluster.ranks_per_host if len(supersteps) > 1 else 1,
             )
         )
         of_rank: list[list[Span]] = [[] for _ in supersteps]
         for span in played.spans:
             of_rank[span.rank].append(span)
-        every = zip(supersteps, of_rank, played.start_s, played.end_s, strict=True)
-        return [self._timing(inline, ends_s, *own) for own in every]
+        every = zip(inline, ends_s, supersteps, of_rank, played.start_s, played.end_s, strict=True)
+        return [self._timing(*own) for own in every]
+
+    def _backward_ends(self, inline: Sequence[Encode]) -> list[float]:
+        """The end of each layer's backward computation, which waits for these encodes."""
+        added_s = [0.0] * len(self.profile.layers)
+        for one in inline:
+            added_s[one.layer] += one.seconds
+        both = zip(reversed(self.profile.layers), reversed(added_s), strict=True)
+        return list(accumulate(layer.backward_s + more_s for layer, more_s in both))[::-1]
 
     def _timing(
         self,
@@ -156,7 +162,7 @@ class Iteration:
             forward_start_s=forward[0],
             forward_end_s=forward[1],
             inline=inline,
-            early_s=sum(one.seconds for one in self.early),
+            early_s=0.0 if self.cluster.cores else sum(one.seconds for one in self.early),
             spans=spans,
         )
         if self.cluster.cores is not None:

@@ -269,7 +269,7 @@ class Newcomer:
             if time.monotonic() > end_s:
                 raise RankFailed(
                     f"no running job was found in this store within {timeout}; "
-                    "pass the store of a job whose ranks have attached with on_failure='shrink'"
+                    "pass the store of a job whose ranks train with on_failure='shrink'"
                 )
             time.sleep(_POLL_S)
         if differs := difference(json.loads(store.get("run")), json.loads(json.dumps(own))):

@@ -17,6 +17,7 @@ that. A rank that comes too late finds itself left out.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 import weakref
@@ -187,6 +188,7 @@ class Shrinking:
         if is_final or not failure.ranks or self._engine.rank in failure.ranks:
             raise failure
         num_steps, where = self._progress.step, self._where
+        gc.collect()  # else a model that was dropped counts on ranks that have not collected it yet
         models = [one for one in _shrinking if one._where == where]
         models.sort(key=lambda one: one._name)  # in one order on all ranks
         torn = [one for one in models if one._lose(failure)]
