@@ -56,6 +56,7 @@ from .step.engine import Engine
 from .step.figures import Recorder
 from .step.fused import fused_messages
 from .step.hooks import ModuleHooks, Strangers
+from .step.local_gradients import LocalGradients
 from .step.messages import Message, as_reals, refuse_float16, scale_of, travels_scaled
 from .step.progress import Progress
 from .step.synchroniser import Check, Synchroniser
@@ -418,9 +419,14 @@ class Attachment:
         model, params, settings = self.model, self.params, self.settings
         strangers = Strangers(model, params, progress.give_up)
         undo.callback(strangers.remove)
+        local = LocalGradients(progress)
+        undo.callback(local.remove)
         hooks = controls = cut = buckets = None
         if isinstance(model, DistributedDataParallel):
+            from .ddp.bypass import BypassWatch
+
             buckets = self._buckets(model, progress, undo)
+            undo.callback(BypassWatch(progress, model, params, local).remove)
         else:
             overlap, optimizer = None, settings.optimizer
             if optimizer is not None and not isinstance(settings.exchange, Exchange):
@@ -430,7 +436,7 @@ class Attachment:
                 if settings.overlaps and not has_dtensors(params):
                     overlap = cut()
                     undo.callback(overlap.detach)
-            hooks = ModuleHooks(progress, params, overlap, strangers)
+            hooks = ModuleHooks(progress, params, overlap, strangers, local)
             hooks.ends_behind_others = bool(sharded_modules(model))
             undo.callback(hooks.remove)
         if (pilot := settings.pilot) is not None:

@@ -24,6 +24,7 @@ from torch.optim import optimizer as _torch_optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..step.hooked import untraced
+from ..step.local_gradients import OBSERVES
 
 _SEPARABLE = (
     "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD "
@@ -61,12 +62,13 @@ class LayerwiseStep:
         optimizer = self._optimizer
         if self._why_not is not None:
             return self._why_not
-        if (
-            optimizer._optimizer_step_pre_hooks
-            or optimizer._optimizer_step_post_hooks
-            or _torch_optimizer._global_optimizer_pre_hooks
-            or _torch_optimizer._global_optimizer_post_hooks
-        ):
+        hooks = (
+            *optimizer._optimizer_step_pre_hooks.values(),
+            *optimizer._optimizer_step_post_hooks.values(),
+            *_torch_optimizer._global_optimizer_pre_hooks.values(),
+            *_torch_optimizer._global_optimizer_post_hooks.values(),
+        )
+        if not all(hasattr(hook, OBSERVES) for hook in hooks):
             return "the optimizer has step hooks, which must run around one whole step"
         if any(group.get("differentiable") for group in optimizer.param_groups):
             return "a group of the optimizer is differentiable=True"

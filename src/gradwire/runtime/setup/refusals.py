@@ -72,6 +72,7 @@ def refuse_wrong_model(model: nn.Module) -> None:
     _refuse_sharded(model)
     _refuse_odd_tensors(model)
     _refuse_ddp_inside(model)
+    _refuse_changed(model)
     params = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if _ddps_around(model, params):
         gc.collect()  # One that was dropped may only not have been collected yet.
@@ -250,6 +251,24 @@ def _refuse_ddp_inside(model: nn.Module) -> None:
         f"({type(model).__name__}), and they exchange their gradients too; attach each by itself, "
         "or a model without DDP"
     )
+
+
+def _refuse_changed(model: nn.Module) -> None:
+    """Refuses a DDP that was made for other parameters: it averages neither them nor new ones."""
+    if not isinstance(model, DistributedDataParallel):
+        return
+    made = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    known = made.get("num_parameter_tensors"), made.get("total_parameter_size_bytes")
+    own = model.parameters_to_ignore
+    params = [p for n, p in model.module.named_parameters() if p.requires_grad and n not in own]
+    num_bytes = sum(p.numel() * p.element_size() for p in params)
+    if None not in known and known != (len(params), num_bytes):
+        raise InvalidSetting(
+            f"the model trains {len(params)} parameters of {num_bytes} bytes, and its "
+            f"DistributedDataParallel was made for {known[0]} of {known[1]} bytes: some were "
+            "converted, frozen or unfrozen since, which DDP does not notice; make it anew from its "
+            "module, then attach it"
+        )
 
 
 def _ddps_around(model: nn.Module, params: Sequence[NamedParam]) -> list[str]:

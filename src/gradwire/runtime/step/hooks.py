@@ -21,6 +21,7 @@ from ...planning.default_fusion import NamedParam
 from ..grid.dtensors import is_dtensor, put_grad, shard_of_grad, sharded_modules
 from ..setup.refusals import exchanged_by, mark_attached, shown_as_around
 from .hooked import Hooked, untraced
+from .local_gradients import LocalGradients
 from .messages import grad_as_reals
 from .progress import Progress
 from .task_graph import wall_clock
@@ -202,9 +203,11 @@ class ModuleHooks:
         params: Sequence[tuple[str, Tensor]],
         overlap: Overlap | None,
         strangers: Strangers,
+        local: LocalGradients,
     ) -> None:
         self._progress, self._synchroniser = progress, progress.synchroniser
         self._synchroniser.counts_use = True
+        self._local = local
         self.overlap, self._strangers = overlap, strangers
         self.params = dict(params)
         self.on_end: Callable[[], None] | None = None
@@ -236,6 +239,7 @@ class ModuleHooks:
             if self._synchroniser.open and self._is_retry(name):  # of a step that accumulates
                 self._do(self._synchroniser.abandon, name, is_retry=True)
             self._synchroniser.look(self._progress.step)  # what accumulates is this rank's own
+            self._local.keep(name, param)
             return
         self._do(self._take, name, param)
 
@@ -287,6 +291,7 @@ class ModuleHooks:
         if self.shrinking is not None:
             self.shrinking.before_step()
         self._progress.begin_step()
+        self._local.exchange()
         self._versions = {name: param._version for name, param in self.params.items()}
 
     @torch.no_grad()

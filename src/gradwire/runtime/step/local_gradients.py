@@ -1,0 +1,120 @@
+"""LocalGradients: an optimizer step over gradients that are one rank's own is refused at once.
+
+Ranks whose optimizers step with other gradients hold other parameters from then on. Nothing fails
+there, and the comparison of parameters comes many steps later and knows no cause. Two mistakes lead
+to it:
+
+* The first micro-batch of a step is averaged, and later ones are added under ``no_sync``.
+* A backward pass brings gradients that ``DistributedDataParallel`` does not see; see `bypass`.
+
+Gradients under ``no_sync`` alone are no mistake: somebody may average parameters by hand.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from .hooked import untraced
+from .progress import Progress
+
+OBSERVES = "_gradwire_observes"
+"""The mark of an optimizer's hook that changes nothing, so that a step may be cut in spite of it.
+"""
+_MIXED = (
+    "{name} was averaged, and a later backward pass under no_sync added this rank's own gradient; "
+    "optimizer.step() would take other gradients on each rank. Let the last backward pass before "
+    "optimizer.step() be the one outside of no_sync"
+)
+
+
+class LocalGradients:
+    """The gradients that this rank has added, and that no exchange has averaged since.
+
+    Every optimizer of the process is looked at before it steps; with a closure, after it. Ranks that
+    compare no parameters (``check_every=None``) may step apart.
+
+    Args:
+        progress: The progress of the attached model.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._num_exchanges = 0
+        self._kept: dict[Tensor, tuple[int, str]] = {}
+        """The number of exchanges before a gradient was kept by no_sync, and its name."""
+        self._missed: dict[Tensor, str] = {}
+        """The reasons why gradients were not averaged, though no no_sync asked for that."""
+        self._seen: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        """The number of exchanges before each optimizer's last step."""
+        this = weakref.ref(self)
+        hooks = [
+            register_optimizer_step_pre_hook(_observer(this, is_after=False)),
+            register_optimizer_step_post_hook(_observer(this, is_after=True)),
+        ]
+        self.remove = weakref.finalize(self, _remove, hooks)
+
+    def exchange(self) -> None:
+        """Notes that all that has accumulated is averaged now."""
+        self._num_exchanges += 1
+        self._kept.clear()
+        self._missed.clear()
+
+    def keep(self, name: str, param: Tensor) -> None:
+        """Notes a gradient that no_sync keeps on this rank."""
+        self._kept[param] = (self._num_exchanges, name)
+
+    def miss(self, param: Tensor, why: str) -> None:
+        """Notes a gradient that nobody averages, and the reason."""
+        self._missed[param] = why
+
+    def look(self, optimizer: Optimizer) -> None:
+        """Raises ``LoopMistake``, on all ranks, if an optimizer takes ranks apart."""
+        if self._refuses and (self._kept or self._missed):
+            last = self._seen.get(optimizer, 0)
+            for group in optimizer.param_groups:
+                for param in group["params"]:
+                    if param.grad is not None and (why := self._reason(param, last)):
+                        raise self._progress.give_up(f"{why} (check_every=None allows it)")
+        self._seen[optimizer] = self._num_exchanges
+
+    @property
+    def _refuses(self) -> bool:
+        """Whether ranks are to hold the same parameters: there are some, and they are compared."""
+        synchroniser = self._progress.synchroniser
+        return synchroniser.engine.world > 1 and synchroniser.check.every is not None
+
+    def _reason(self, param: Tensor, last: int) -> str:
+        num_exchanges, name = self._kept.get(param, (0, ""))
+        if num_exchanges > last:
+            return _MIXED.format(name=name)
+        return self._missed.get(param, "")
+
+
+def _observer(this: Callable[[], LocalGradients | None], *, is_after: bool) -> Any:
+    """A hook of all optimizers, before a step or after it."""
+
+    def observe(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # A closure makes the gradients within the step.
+        has_closure = any(map(callable, (*args, *kwargs.values())))
+        own = this()
+        if own is not None and has_closure is is_after:
+            own.look(optimizer)
+
+    hook = untraced(observe)
+    setattr(hook, OBSERVES, True)
+    return hook
+
+
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
