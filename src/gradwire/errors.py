@@ -60,6 +60,10 @@ class InvalidSetting(GradwireError, ValueError):
     exit_code = ExitCode.MISTAKE
 
 
+_FOLDERS = {"gradwire-lab": "./lab", "gradwire-bench": "./lab ./bench"}
+"""The folders of gradwire's further packages, which no index has, and of what they need."""
+
+
 class NotInstalled(InvalidSetting, AttributeError):
     """A package that only a part of gradwire needs is not there.
 
@@ -69,13 +73,14 @@ class NotInstalled(InvalidSetting, AttributeError):
     >>> print(NotInstalled("tuning", "optuna", "tune"))
     tuning needs optuna, which is not installed; run: pip install "gradwire[tune]"
     >>> print(NotInstalled("compressor 'sidco'", "gradwire-lab"))
-    compressor 'sidco' needs gradwire-lab, which is not installed; run: pip install gradwire-lab
+    compressor 'sidco' needs gradwire-lab, which is not installed; run: pip install ./lab (in a checkout of gradwire)
     """
 
     def __init__(
         self, what: str, package: str, extra: str | None = None, base: str = "gradwire"
     ) -> None:
-        install = package if extra is None else f'"{base}[{extra}]"'
+        folders = f"{_FOLDERS.get(package, package)} (in a checkout of gradwire)"
+        install = folders if extra is None else f'"{base}[{extra}]"'
         super().__init__(
             f"{what} needs {package}, which is not installed; run: pip install {install}"
         )

@@ -12,6 +12,7 @@ import pytest
 
 import gradwire as gw
 import gradwire_lab
+from gradwire import _OF_LAB
 from gradwire.contract import Compressor, Exchange, registry
 from gradwire.contract.collective import Collective
 from gradwire.contract.registry import (
@@ -145,11 +146,20 @@ def test_an_algorithm_that_is_not_installed_is_refused_with_its_package(
     kind: str, name: str
 ) -> None:
     with pytest.raises(
-        NotInstalled, match=f"'{name}' needs gradwire-lab, .*pip install gradwire-lab"
+        NotInstalled, match=rf"'{name}' needs gradwire-lab, .*pip install \./lab \(in a checkout"
     ):
         load(kind, name)
-    with pytest.raises(NotInstalled, match="this needs gradwire-bench"):
-        extension("testbed")
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_function_that_is_not_installed_is_named_with_what_installs_it() -> None:
+    with pytest.raises(NotInstalled, match=r"gw\.adapt needs .*: pip install \./lab \(in a checkout"):
+        gw.adapt  # noqa: B018
+    for name in EXTENSIONS:
+        with pytest.raises(NotInstalled, match=r"run: pip install \./lab") as raised:
+            extension(name)
+        assert not str(raised.value).startswith("this")
+        assert (name in _OF_LAB) <= str(raised.value).startswith(f"gw.{name} ")
 
 
 def test_an_object_and_a_package_add_algorithms(installed: list[EntryPoint]) -> None:

@@ -404,10 +404,12 @@ def test_all_that_take_rows_get_the_same_names() -> None:
     (model, handle), writer, run = alone(), Writer(), Run()
     handle.log_to(writer, every=1)
     step(model)
+    handle.log_to(None)
     handle.log_to(run, every=1)
     step(model)
     logger, meter, gauge = Logger(), Gauges("create_gauge"), Gauges("labels")
     for to in logger, meter, gauge:
+        handle.log_to(None)
         handle.log_to(to, every=1)
         for _ in range(2):
             step(model)
@@ -419,6 +421,33 @@ def test_all_that_take_rows_get_the_same_names() -> None:
     assert [({*row}, at) for row, at in logger.rows] == [(names, 3), (names, 4)]
     assert {*meter.values} == {*gauge.values} == names
     assert meter.num_made == len(names)
+
+
+def test_a_further_log_is_one_more_and_the_same_one_sets_its_steps_anew() -> None:
+    model, handle = alone()
+    rows: dict[str, list[int]] = {"first": [], "second": []}
+
+    def first(at: int, row: dict[str, float]) -> None:
+        rows["first"].append(at)
+
+    def second(at: int, row: dict[str, float]) -> None:
+        rows["second"].append(at)
+        if at == 4:
+            raise OSError("no space left on device")
+
+    handle.log_to(first, every=2)
+    handle.log_to(second, every=1)
+    for _ in range(4):
+        step(model)
+    assert rows == {"first": [2, 4], "second": [1, 2, 3, 4]}
+    handle.log_to(first, every=1)
+    for _ in range(2):
+        step(model)
+    assert rows == {"first": [2, 4, 5, 6], "second": [1, 2, 3, 4]}, "one that raised ends alone"
+    handle.log_to(None)
+    step(model)
+    assert rows["first"][-1] == 6
+    handle.detach()
 
 
 def test_what_takes_no_rows_is_refused() -> None:

@@ -95,12 +95,19 @@ COMMANDS = Kind(
 )
 """The commands of ``gradwire``, which are found as algorithms are."""
 
-_EXTENSIONS = "adapt compll_text measure_sparsity pages tune with_measured_scheme"
 EXTENSIONS = {
-    **dict.fromkeys(_EXTENSIONS.split(), _LAB),
-    **dict.fromkeys(("kernel_bench", "pictures", "testbed"), _BENCH),
+    "adapt": ("gw.adapt", _LAB),
+    "compll_text": ("a program in the C-like text", _LAB),
+    "kernel_bench": ("a measurement of kernels", _BENCH),
+    "measure_sparsity": ("gw.measure_sparsity", _LAB),
+    "pages": ("an algorithm's page (gradwire list NAME)", _LAB),
+    "pictures": ("a picture (gradwire profile --picture)", _BENCH),
+    "testbed": ("a measurement of hosts (gradwire profile)", _BENCH),
+    "tune": ("gw.plan(tune=True)", _LAB),
+    "with_measured_scheme": ("gw.with_measured_scheme", _LAB),
 }
-"""Modules and functions that are used where they are installed, and the package that has each."""
+"""Modules and functions that are used where they are installed: the words for each in an error, and
+the package that has it."""
 
 
 class Home(NamedTuple):
@@ -178,7 +185,7 @@ def extension(name: str) -> Any:
     """A part of ``EXTENSIONS``; raises ``NotInstalled`` where its package is not installed."""
     for point in entry_points(group="gradwire.extensions", name=name):
         return point.load()
-    raise NotInstalled("this", EXTENSIONS[name])
+    raise NotInstalled(*EXTENSIONS[name])
 
 
 def distribution_of(point: EntryPoint) -> str:

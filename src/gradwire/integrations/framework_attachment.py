@@ -85,7 +85,8 @@ class FrameworkAttachment:
             self._attach = partial(exchange, **asked)
         self._optimizers: list[Optimizer] = []
         self._held: list[_Held] = []
-        self._log: Callable[[Handle], None] = lambda handle: None
+        self._logs: list[tuple[Any, int]] = []
+        """What ``log_to`` was given, for handles that are made later."""
 
     @property
     def handles(self) -> list[Handle]:
@@ -109,13 +110,17 @@ class FrameworkAttachment:
     def log_to(self, to: Any, *, every: int = 100) -> None:
         """Calls ``log_to`` of each handle, also of the handles that are made later.
 
+        A further call adds a log, as for a handle.
+
         Args:
             to: As for ``Handle.log_to``; also a Transformers ``Trainer``, whose callbacks get rows.
             every: Steps between two rows.
         """
-        self._log = lambda handle: handle.log_to(to, every=every)
+        self._logs = [one for one in self._logs if to is not None and one[0] is not to]
+        if to is not None:
+            self._logs.append((to, every))
         for handle in self.handles:
-            self._log(handle)
+            handle.log_to(to, every=every)
 
     def let_go(self, module: nn.Module) -> None:
         """Detaches from a module's DDP before another is made of it; its state waits for that."""
@@ -179,7 +184,8 @@ class FrameworkAttachment:
             if held.state is not None:
                 held.handle.load_state_dict(held.state)
                 held.state = None
-            self._log(held.handle)
+            for to, every in self._logs:
+                held.handle.log_to(to, every=every)
         finally:
             for param, grad in grads:
                 param.grad = grad

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,8 @@ _POLL_S = 0.005
 class Handle:
     """One attached model. ``gw.attach`` returns it, and ``detach`` ends it.
 
-    The model's hooks keep the handle alive, so a loop need not hold it.
+    The model's hooks keep the handle alive, so a loop need not hold it. Used as a context manager,
+    it detaches at the end, also after an error. An error of ``detach`` does not hide that one.
 
     >>> import gradwire as gw
     >>> import torch
@@ -55,6 +56,10 @@ class Handle:
     >>> handle.step, handle.world_size, sorted(handle.residuals())
     (1, 1, ['weight'])
     >>> handle.detach()
+    >>> with gw.attach(model, "cast16") as handle:
+    ...     model(torch.ones(1, 4)).sum().backward()
+    >>> handle.attached
+    False
     """
 
     def __init__(
@@ -78,6 +83,17 @@ class Handle:
         self._algorithm = algorithm(exchange)
         self._run, self._num_loads = run_of(self._engine.who), 0
         self._shard = place_in(self._engine.shards, model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.detach()
+        except Exception as second:
+            if error is None:
+                raise
+            error.add_note(f"detach() failed too: {type(second).__name__}: {second}")
 
     def __repr__(self) -> str:
         given = plan_in(self.exchange)
@@ -224,13 +240,13 @@ class Handle:
         The figures are those of ``stats()`` over the steps since the last row. Their names begin
         with "gradwire/". With residuals, ``residual_norm`` and ``gradient_norm`` are norms of the
         row's step. One warning is given if the residual grows much faster than the gradient. Under
-        ``local_steps`` a step is an exchange. If ``to`` raises, the log ends with a warning, and
-        training goes on.
+        ``local_steps`` a step is an exchange. If ``to`` raises, its log ends with a warning, and
+        training goes on. A further call adds a log; with the same ``to`` it only sets ``every``.
 
         Args:
             to: TensorBoard's ``SummaryWriter``; a wandb run; a ``Meter`` of OpenTelemetry; a
                 ``Gauge`` of Prometheus with one label; a logger of Lightning; an ``Accelerator``;
-                or a function of the step and a dict of figures. None ends the log. Where ranks
+                or a function of the step and a dict of figures. None ends all logs. Where ranks
                 share one, let rank 0 call this alone. Under DDP it is called in another thread,
                 and must not use this handle.
             every: Steps between two rows.
@@ -244,7 +260,9 @@ class Handle:
         >>> handle.detach()
         """
         progress = self._progress
-        progress.log = None if to is None else Log(to, every, progress.recorder)
+        added = [] if to is None else [Log(to, every, progress.recorder)]
+        kept = [log for log in progress.logs if to is not None and log.to is not to]
+        progress.logs = kept + added
 
     def residuals(self) -> dict[str, Tensor]:
         """The residuals of this rank: the part of its gradients that no mean holds yet.

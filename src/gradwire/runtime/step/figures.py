@@ -310,7 +310,7 @@ class Log:
 
     def __init__(self, to: Any, every: int, recorder: Recorder) -> None:
         check_whole("every", every, "leave it out for 100")
-        self._write, self._every = _writer(to), every
+        self.to, self._write, self._every = to, _writer(to), every
         self._recorder, self._mark = recorder, recorder.mark()
 
     def is_due(self, step: int) -> bool:

@@ -49,7 +49,7 @@ class Progress:
         self.healing: Healing | None = None
         self.newcomer: Newcomer | None = None
         """This rank's way into the run; None if it was there from the start."""
-        self.log: Log | None = None
+        self.logs: list[Log] = []
         self.synchroniser, self.recorder = synchroniser, recorder
         synchroniser.undoes_skipped = scaler is not None and scaler.is_enabled()
         self._params, self._scaler = dict(params), scaler
@@ -140,7 +140,7 @@ class Progress:
         Parameters that are not in ``names`` take no part in it; None stands for all.
         """
         self._in_step = self.messages if names is None else self.synchroniser.of(names)
-        notes_norms = (self._looks() and not self._warned) or self._logs()
+        notes_norms = (self._looks() and not self._warned) or bool(self._due())
         for message in self._in_step:
             message.notes_norms = notes_norms
         if self.guard is not None and self._engine.world > 1:
@@ -160,8 +160,9 @@ class Progress:
         num_steps = self.step // self.num_fragments + 1
         return num_steps >= _FIRST_LOOK and num_steps.bit_count() == 1
 
-    def _logs(self) -> bool:
-        return self.log is not None and self.log.is_due(self.step)
+    def _due(self) -> list[Log]:
+        """The logs that get a row at the end of this step."""
+        return [log for log in self.logs if log.is_due(self.step)]
 
     def mark_forward(self, start_s: float, end_s: float) -> None:
         """Notes a forward pass, which may end before the step of the last backward pass does."""
@@ -203,7 +204,7 @@ class Progress:
         self.synchroniser.end_step()
         if self.guard is not None:
             self.guard.end(self.step, self._in_step, self._engine.rank)
-        looks, logs = self._looks(), self._logs()
+        looks, logs = self._looks(), self._due()
         self.step += 1
         self._num_backward = max(self._num_backward, self.step)
         if (looks or (logs and self.step >= _FIRST_LOOK)) and not self._warned:
@@ -216,8 +217,8 @@ class Progress:
                     "the tensor by compress_if",
                     *(self.step, name, factor, len(found)),
                 )
-        if logs and self.log is not None and not self.log.write(self.step, self._in_step):
-            self.log = None
+        ended = [log for log in logs if not log.write(self.step, self._in_step)]
+        self.logs = [log for log in self.logs if log not in ended]
 
     def wait(self, names: Sequence[str]) -> None:
         """Blocks until the means of ``names`` are there; raises ``RankFailed``."""
