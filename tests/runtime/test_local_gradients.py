@@ -243,6 +243,23 @@ def test_what_is_meant_so_stays_silent(two: Ranks) -> None:
         assert of_rank == dict.fromkeys(RIGHT, (NUM_STEPS - 1, ""))
 
 
+def by_another_optimizer(rank: int, world: int) -> int:
+    """Averaged steps by one optimizer, then a step that a new one makes of this rank's own."""
+    model = network()
+    handle = gw.attach(model, "none")
+    for body in (plain, plain, never_averages):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer.zero_grad()
+        body(Loop(model, handle))
+        optimizer.step()
+    handle.detach()
+    return handle.step
+
+
+def test_a_new_optimizer_begins_where_the_one_before_has_ended(two: Ranks) -> None:
+    assert two.run(by_another_optimizer) == [2, 2]
+
+
 def compared_by_nobody(rank: int, world: int) -> list[tuple[int, str]]:
     return [trained(first_averages, "none", None, rank, check_every=None)]
 
@@ -357,3 +374,31 @@ def test_a_ddp_that_was_made_for_other_parameters_is_refused(two: Ranks) -> None
         assert "trains 2 parameters of 144 bytes" in frozen
         assert "was made for 2 of 144 bytes" in unfrozen
         assert all("make it anew from its module" in text for text in (converted, frozen))
+
+
+def with_max_norm(rank: int, world: int) -> list[str]:
+    told = []
+    for kind in (nn.Embedding, nn.EmbeddingBag):
+        for freezes in (False, True):
+            table = kind(9, 4, max_norm=0.5).requires_grad_(not freezes)
+            model = nn.Sequential(table, nn.Linear(4, 1))
+            with pytest.raises(InvalidSetting) as raised:
+                gw.attach(model, "none")
+            told.append(str(raised.value))
+    gw.attach(model, "none", failure=gw.FailurePolicy(check_every=None)).detach()
+    model = nn.Sequential(kind(9, 4, max_norm=0.5), nn.Linear(4, 1))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    gw.local_steps(model, inner, "none", every=2).detach()
+    return told
+
+
+def test_a_table_that_a_forward_pass_changes_is_refused_among_ranks(two: Ranks) -> None:
+    for told in two.run(with_max_norm):
+        assert len(told) == 4
+        for text in told:
+            assert "max_norm of 0 must be None" in text
+            assert "weight.copy_(weight.renorm(2, 0, 0.5))" in text
+
+
+def test_a_process_alone_may_shorten_rows() -> None:
+    gw.attach(nn.Embedding(9, 4, max_norm=0.5), "none").detach()

@@ -275,6 +275,28 @@ def test_tensors_without_plain_values() -> None:
     assert "odd must be a plain tensor, whole on each rank, got 'Odd'" in refused(with_buffer(odd))
 
 
+@pytest.mark.multi
+def test_torchscript_is_refused_at_the_root_and_taken_inside(two: Ranks) -> None:
+    one, other = two.run(scripted)
+    assert one == other
+    assert one[0] == 3
+
+
+def scripted(rank: int, world: int) -> tuple[int, str]:
+    """A model of TorchScript, itself or in DDP, and what the error says to write instead."""
+    made = torch.jit.script(nn.Sequential(nn.Linear(13, 7), nn.Linear(7, 5)))  # type: ignore[no-untyped-call]
+    for model in (made, ddp(made)):
+        said = refused(model)
+        assert "model must be a module that takes hooks" in said
+        assert "got 'RecursiveScriptModule'; write nn.Sequential(scripted)" in said
+    del model
+    inner = nn.Sequential(made)
+    handle = gw.attach(inner, "topk")
+    train(inner, momentum(inner.parameters()), rank, range(3))
+    handle.detach()
+    return handle.step, digest(inner)
+
+
 def test_nothing_is_watched_once_nothing_is_attached() -> None:
     before = len(nn.modules.module._global_module_registration_hooks)
     gc.collect()

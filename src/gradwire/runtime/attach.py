@@ -39,7 +39,7 @@ from .grid.shards import agree_among_shards, join_shards, one_dimension, outside
 from .handle import Handle
 from .setup.fingerprint import NETWORK, SETTINGS, Fingerprint, agree, fingerprint, post_refusal
 from .setup.pairs import DTENSORS, Facts, caution, refusal_of, refuse_pairs
-from .setup.refusals import refuse_wrong_model, sole_ddp
+from .setup.refusals import refuse_own_writes, refuse_wrong_model, sole_ddp
 from .setup.settings import (
     FailurePolicy,
     Options,
@@ -224,6 +224,8 @@ class Attachment:
             self.params = trained(model)
             refuse_pairs(Facts(model, self.params, settings, self.way))
             refuse_other_shards(model, grid.ranks)
+            if who.world > 1 and self.way == "attach" and settings.failure.check_every is not None:
+                refuse_own_writes(model)
             self.held = [(name, as_reals(shard_of(param))) for name, param in self.params]
             own = self._fingerprint(shards, self.prepare())
             told = json.dumps(own)
@@ -419,7 +421,7 @@ class Attachment:
         model, params, settings = self.model, self.params, self.settings
         strangers = Strangers(model, params, progress.give_up)
         undo.callback(strangers.remove)
-        local = LocalGradients(progress)
+        local = LocalGradients(progress, params)
         undo.callback(local.remove)
         hooks = controls = cut = buckets = None
         if isinstance(model, DistributedDataParallel):

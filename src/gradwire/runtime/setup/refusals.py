@@ -56,6 +56,11 @@ def refuse_wrong_model(model: nn.Module) -> None:
     """Raises ``InvalidSetting`` for a model that cannot be attached, or not at this moment."""
     if not isinstance(model, nn.Module):
         raise invalid("model", type(model).__name__, "an nn.Module", "pass the model itself")
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    if isinstance(inner, torch.jit.ScriptModule):
+        accepted = "a module that takes hooks, as no module of TorchScript does"
+        remedy = "write nn.Sequential(scripted), for DDP too, or leave torch.jit out"
+        raise invalid("model", type(inner).__name__, accepted, remedy)
     world = os.environ.get("WORLD_SIZE", "")
     if world.isdigit() and int(world) > 1 and not has_store():  # it would train alone, unnoticed
         raise InvalidSetting(
@@ -89,6 +94,23 @@ def refuse_wrong_model(model: nn.Module) -> None:
             "earlier backward pass, to which the next one would add its own; call "
             "optimizer.zero_grad(set_to_none=True) first"
         )
+
+
+def refuse_own_writes(model: nn.Module) -> None:
+    """Refuses modules whose forward pass changes weights by the batch, which each rank has its own.
+
+    Ranks would hold other parameters after the first step, and nothing would fail there.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise invalid(
+                f"max_norm of {path or type(module).__name__}",
+                module.max_norm,
+                "None, as a forward pass shortens the rows of its own rank's batch alone",
+                "leave it out, and shorten all rows after optimizer.step(): with torch.no_grad(): "
+                f"weight.copy_(weight.renorm({module.norm_type:g}, 0, {module.max_norm:g})) "
+                "(check_every=None allows it)",
+            )
 
 
 def is_attached(param: Tensor) -> bool:

@@ -13,9 +13,8 @@ Gradients under ``no_sync`` alone are no mistake: somebody may average parameter
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -24,6 +23,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ...planning.default_fusion import NamedParam
 from .hooked import untraced
 from .progress import Progress
 
@@ -45,17 +45,18 @@ class LocalGradients:
 
     Args:
         progress: The progress of the attached model.
+        params: The parameters that are exchanged.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, params: Sequence[NamedParam]) -> None:
         self._progress = progress
-        self._num_exchanges = 0
+        self._ids = frozenset(id(param) for _, param in params)
+        self._num_exchanges = self._num_at_step = 0
+        """The exchanges so far, and those before the last step of any optimizer of these."""
         self._kept: dict[Tensor, tuple[int, str]] = {}
         """The number of exchanges before a gradient was kept by no_sync, and its name."""
         self._missed: dict[Tensor, str] = {}
         """The reasons why gradients were not averaged, though no no_sync asked for that."""
-        self._seen: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        """The number of exchanges before each optimizer's last step."""
         this = weakref.ref(self)
         hooks = [
             register_optimizer_step_pre_hook(_observer(this, is_after=False)),
@@ -79,13 +80,14 @@ class LocalGradients:
 
     def look(self, optimizer: Optimizer) -> None:
         """Raises ``LoopMistake``, on all ranks, if an optimizer takes ranks apart."""
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        if not any(id(param) in self._ids for param in params):
+            return
         if self._refuses and (self._kept or self._missed):
-            last = self._seen.get(optimizer, 0)
-            for group in optimizer.param_groups:
-                for param in group["params"]:
-                    if param.grad is not None and (why := self._reason(param, last)):
-                        raise self._progress.give_up(f"{why} (check_every=None allows it)")
-        self._seen[optimizer] = self._num_exchanges
+            for param in params:
+                if param.grad is not None and (why := self._reason(param)):
+                    raise self._progress.give_up(f"{why} (check_every=None allows it)")
+        self._num_at_step = self._num_exchanges
 
     @property
     def _refuses(self) -> bool:
@@ -93,9 +95,9 @@ class LocalGradients:
         synchroniser = self._progress.synchroniser
         return synchroniser.engine.world > 1 and synchroniser.check.every is not None
 
-    def _reason(self, param: Tensor, last: int) -> str:
+    def _reason(self, param: Tensor) -> str:
         num_exchanges, name = self._kept.get(param, (0, ""))
-        if num_exchanges > last:
+        if num_exchanges > self._num_at_step:
             return _MIXED.format(name=name)
         return self._missed.get(param, "")
 
