@@ -200,6 +200,39 @@ def test_what_exchanges_an_attached_model_later(doomed_two: Ranks) -> None:
     doomed_two.run(later)
 
 
+def unfrozen(rank: int, world: int) -> tuple[list[str], int, str]:
+    """A loop that unfreezes a layer tells DDP of it, which knows its first parameters alone."""
+    net = Net()
+    net.deep.requires_grad_(False)
+    model = DistributedDataParallel(net)
+    handle = gw.attach(model, "topk")
+    train(model, momentum(model.parameters()), rank, range(2))
+    net.deep.requires_grad_(True)
+    with pytest.raises(InvalidSetting) as wrapped:
+        DistributedDataParallel(net)
+    with pytest.raises(LoopMistake) as unwrapped:
+        train(model, momentum(model.parameters()), rank, range(1))
+    handle.detach()
+    net.zero_grad()
+    model = DistributedDataParallel(model.module)  # the handle has the one before still
+    again = gw.attach(model, "topk")
+    train(model, momentum(model.parameters()), rank, range(3))
+    again.detach()
+    return [str(wrapped.value), str(unwrapped.value)], again.step, digest(net)
+
+
+@pytest.mark.multi
+def test_unfreezing_under_ddp_takes_a_new_ddp_between_detach_and_attach(two: Ranks) -> None:
+    one, other = two.run(unfrozen)
+    for wrapped, unwrapped in (one[0], other[0]):
+        assert TWICE in wrapped
+        assert "call handle.detach() first, make the Dist" in wrapped
+        assert "deep.weight, ... requires a gradient" in unwrapped
+        assert "make the DistributedDataParallel anew from its module, then attach" in unwrapped
+    assert one[1:] == other[1:]
+    assert one[1] == 3
+
+
 def unseen(rank: int, world: int) -> list[str]:
     """A DDP that the garbage collector does not know of is met in the forward pass."""
     net = Net()

@@ -296,11 +296,14 @@ def _refuse_changed(model: nn.Module) -> None:
 def _ddps_around(model: nn.Module, params: Sequence[NamedParam]) -> list[str]:
     """Names of parameters that a living DDP other than ``model`` exchanges.
 
-    No module knows who holds it, so this asks the garbage collector, which knows every object but
+    An earlier DDP of the same module, which a new one replaces, exchanges nothing without a forward
+    pass of its own. No module knows who holds it, so this asks the garbage collector, which knows every object but
     those of ``gc.freeze()``. DDPs among those are found in the forward pass; see `hooks`.
     """
     kinds = {DistributedDataParallel, *_subclasses(DistributedDataParallel)}
     found = (one for one in gc.get_objects() if type(one) in kinds and one is not model)
+    if isinstance(model, DistributedDataParallel):
+        found = (one for one in found if vars(one)["_modules"].get("module") is not model.module)
     return [name for ddp in found for name in exchanged_by(ddp, params)]
 
 
@@ -318,7 +321,11 @@ def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
             given = _given_to(parent, child)
             for path, param in child.named_parameters():
                 if id(param) in given and is_attached(param):
-                    raise shown_as_around(path)
+                    raise InvalidSetting(
+                        f"the gradients of {path} would be exchanged twice: it is attached, and "
+                        "the DistributedDataParallel that is made here exchanges it too; call "
+                        "handle.detach() first, make the DistributedDataParallel, then attach that"
+                    )
     elif _is_fsdp(parent) and name == "_fsdp_wrapped_module":
         for path, module in child.named_modules():
             if module in _modules:  # Its parameters are flattened already.

@@ -167,9 +167,12 @@ class Strangers:
     def _error(self, found: list[tuple[str, Tensor]]) -> BaseException:
         named = f"{found[0][0]}, ..." if len(found) > 1 else found[0][0]
         if any(found[0][1] is frozen for frozen in self._frozen):
+            remedy = "attach again"
+            if isinstance(self._ddp, DistributedDataParallel):
+                remedy = "make the DistributedDataParallel anew from its module, then attach that"
             return self._give_up(
-                f"{named} requires a gradient, which it did not when the model was attached; "
-                "detach and attach again after unfreezing"
+                f"{named} requires a gradient, which it did not when the model was attached; call "
+                f"handle.detach() after unfreezing, {remedy}"
             )
         kind = type(found[0][1]).__name__
         return self._give_up(
