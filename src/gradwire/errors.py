@@ -16,9 +16,12 @@ GradwireError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from enum import IntEnum
+from functools import wraps
+from inspect import signature
+from typing import ParamSpec, TypeVar
 
 
 class ExitCode(IntEnum):
@@ -86,13 +89,31 @@ class NotInstalled(InvalidSetting, AttributeError):
         )
 
 
+def closest(given: str, names: Iterable[str]) -> str | None:
+    """The name that a mistyped one stands for: a similar one, or one that begins alike.
+
+    >>> closest("TopK", ["onebit", "topk"]), closest("bits", ["bitwidth", "block"])
+    ('topk', 'bitwidth')
+    >>> closest("rate", ["bitwidth", "block"])
+    """
+    known = {name.lower(): name for name in names}
+    start = given[:_BEGINNING].lower()
+    begun = [name for name in known if len(start) == _BEGINNING and name.startswith(start)]
+    close = [*get_close_matches(given.lower(), known, n=1), *begun]
+    return known[close[0]] if close else None
+
+
+_BEGINNING = 3
+"""The letters that a name and a mistyped one share at least, where they are not similar."""
+
+
 class UnknownName(InvalidSetting, AttributeError):
     """A name that no file of the asked folder bears (an AttributeError too, so hasattr works)."""
 
     def __init__(self, kind: str, given: object, known: Iterable[str]) -> None:
         names, text = sorted(known), shown(given)
-        close = get_close_matches(given, names, n=1) if isinstance(given, str) else []
-        hint = f"did you mean {close[0]!r}?" if close else "choose one of these"
+        close = closest(given, names) if isinstance(given, str) else None
+        hint = f"did you mean {close!r}?" if close else "choose one of these"
         super().__init__(f"no {kind} is called {text}; there are: {', '.join(names)}; {hint}")
 
 
@@ -163,6 +184,33 @@ class TestbedUnavailable(GradwireError, RuntimeError):
     __test__ = False  # pytest must not collect it
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def names_checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Has a function refuse keywords that it does not know by ``UnknownName``.
+
+    >>> @names_checked
+    ... def clipped(*, max_norm): ...
+    >>> try:
+    ...     clipped(maxnorm=1.0)
+    ... except UnknownName as error:
+    ...     print(error)
+    no argument of clipped is called 'maxnorm'; there are: max_norm; did you mean 'max_norm'?
+    """
+    known = signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        for name in kwargs:
+            if name not in known:
+                raise UnknownName(f"argument of {function.__name__}", name, known)
+        return function(*args, **kwargs)
+
+    return checked
+
+
 _LONGEST = 400
 
 
@@ -186,3 +234,13 @@ def invalid(what: str, given: object, accepted: str, remedy: str) -> InvalidSett
     'density must be a number in (0, 1], got 4; for 4 % write density=0.04'
     """
     return InvalidSetting(f"{what} must be {accepted}, got {shown(given)}; {remedy}")
+
+
+def with_brackets(given: object, remedy: str) -> str:
+    """The remedy where a class or a function is given in the place of what its call makes.
+
+    >>> with_brackets(dict, "write {}"), with_brackets({}, "write {}")
+    ('write dict(), with its brackets', 'write {}')
+    """
+    name = getattr(given, "__name__", "")
+    return f"write {name}(), with its brackets" if name and callable(given) else remedy

@@ -39,7 +39,8 @@ def of(*grads: torch.Tensor, states: list[None] | None = None) -> object:
     "make, said",
     [
         (lambda: gw.pair("topk", ring()), r"codec must be a compressor, got 'topk'; write"),
-        (lambda: gw.pair(topk, ring()), r"codec must be a compressor, got <class"),
+        (lambda: gw.pair(topk, ring()), r"a compressor, got <class .*; write topk\(\), with"),
+        (lambda: gw.run_local(gw.compress.deft, [torch.ones(3)]), r"write deft\(\), with its"),
         (lambda: gw.pair(topk(), "ring"), r"collective must be a collective, got 'ring'; write"),
         (lambda: gw.pair(Shaped(), gw.collective.casync_ps()), "own, as powersgd is"),
         (lambda: by_name("powersgd", {}, "allreduce"), "exchange of its own, got 'allreduce'"),
@@ -62,7 +63,7 @@ def of(*grads: torch.Tensor, states: list[None] | None = None) -> object:
         (lambda: of(*[torch.zeros(2)] * 2, states=[None]), "one a rank, 2"),
         *(
             (lambda given=given: gw.run_local(given, [torch.ones(3)]), r"gw.exchange_for\(compres")
-            for given in (topk(), "topk", gw.compress.deft, OnlyTheForm())
+            for given in (topk(), "topk", OnlyTheForm())
         ),
     ],
     ids=str,

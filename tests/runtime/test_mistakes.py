@@ -82,7 +82,7 @@ HOSTS = gw.Cluster(num_ranks=4, rate_bytes_per_s=1e9, host=Host(num_ranks=2, rat
 MISTAKES: list[tuple[Callable[[], Any], Any, dict[str, Any], tuple[str, ...]]] = [
     (linear, "topq", {}, ("'topq'", "onebit", "mean 'topk'")),
     (linear, Path("topq"), {}, ("topq cannot be read", "No such file")),
-    (linear, gw.compress.topk, {}, ("topk", WHAT, "gw.compress.topk(density=0.01)")),
+    (linear, gw.compress.topk, {}, ("topk", WHAT, "write topk(), with its brackets")),
     (linear, OnlyTheForm(), {}, ("OnlyTheForm", WHAT, "derive your own from gw.Exchange")),
     (linear, None, {}, ("got None", "a compressor")),
     (lambda: torch.ones(2), "topk", {}, ("'Tensor'", "nn.Module", "pass")),

@@ -200,37 +200,62 @@ def test_what_exchanges_an_attached_model_later(doomed_two: Ranks) -> None:
     doomed_two.run(later)
 
 
-def unfrozen(rank: int, world: int) -> tuple[list[str], int, str]:
-    """A loop that unfreezes a layer tells DDP of it, which knows its first parameters alone."""
+def unfrozen(rank: int, world: int) -> tuple[str, int, str]:
+    """A loop that unfreezes a layer makes its DDP anew, which knows its first parameters alone."""
     net = Net()
     net.deep.requires_grad_(False)
     model = DistributedDataParallel(net)
     handle = gw.attach(model, "topk")
     train(model, momentum(model.parameters()), rank, range(2))
     net.deep.requires_grad_(True)
-    with pytest.raises(InvalidSetting) as wrapped:
+    try:
         DistributedDataParallel(net)
-    with pytest.raises(LoopMistake) as unwrapped:
-        train(model, momentum(model.parameters()), rank, range(1))
+    except InvalidSetting as error:
+        said = str(error)
     handle.detach()
     net.zero_grad()
-    model = DistributedDataParallel(model.module)  # the handle has the one before still
-    again = gw.attach(model, "topk")
+    model = DistributedDataParallel(model.module)
+    again = gw.attach(model, "topk")  # though the first handle lives still
     train(model, momentum(model.parameters()), rank, range(3))
     again.detach()
-    return [str(wrapped.value), str(unwrapped.value)], again.step, digest(net)
+    return said, again.step, digest(net)
 
 
 @pytest.mark.multi
 def test_unfreezing_under_ddp_takes_a_new_ddp_between_detach_and_attach(two: Ranks) -> None:
     one, other = two.run(unfrozen)
-    for wrapped, unwrapped in (one[0], other[0]):
-        assert TWICE in wrapped
-        assert "call handle.detach() first, make the Dist" in wrapped
-        assert "deep.weight, ... requires a gradient" in unwrapped
-        assert "make the DistributedDataParallel anew from its module, then attach" in unwrapped
-    assert one[1:] == other[1:]
-    assert one[1] == 3
+    assert one == other
+    said, step, _ = one
+    assert TWICE in said
+    assert "call handle.detach() first, make the DistributedDataParallel, then attach" in said
+    assert step == 3
+
+
+def unfrozen_alone(rank: int, world: int) -> str:
+    net = Net()
+    net.deep.requires_grad_(False)
+    model = DistributedDataParallel(net)
+    handle = gw.attach(model, "topk")
+    net.deep.requires_grad_(True)
+    with pytest.raises(LoopMistake) as raised:
+        train(model, momentum(model.parameters()), rank, range(1))
+    handle.detach()
+    return str(raised.value)
+
+
+def two_ddps(rank: int, world: int) -> str:
+    net = Net()
+    both = [DistributedDataParallel(net) for _ in range(2)]
+    return refused(both[1])
+
+
+@pytest.mark.multi
+def test_what_ddp_does_not_notice_is_said_with_the_remedy(two: Ranks) -> None:
+    for said in two.run(two_ddps):
+        assert f"{TWICE}: another DistributedDataParallel of them still lives; drop it" in said
+    for said in two.run(unfrozen_alone):
+        assert "deep.weight, ... requires a gradient" in said
+        assert "make the DistributedDataParallel anew from its module, then attach" in said
 
 
 def unseen(rank: int, world: int) -> list[str]:

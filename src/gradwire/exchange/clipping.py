@@ -30,6 +30,7 @@ from ..contract import Compressor, Exchange, Member, Residual, State
 from ..contract.bounds import check_number
 from ..contract.spec import working_dtype
 from ..contract.verbs import Steps
+from ..errors import names_checked
 from ..kernels.magnitudes import range_norms
 from .by_name import exchange_for
 from .error_feedback import Wrapper
@@ -81,6 +82,7 @@ def norm(grad_N: Tensor) -> float:
     return math.sqrt(squares_1.item())
 
 
+@names_checked
 def with_clipping(algorithm: Compressor | Exchange, max_norm: float) -> Clipping:
     """Clips each rank's own gradient, message by message, before it is exchanged.
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 from ..compress.dgc import dgc
 from ..contract import Exchange
 from ..contract.bounds import check_whole
+from ..errors import names_checked
 from .clipping import check_norm, with_clipping
 from .momentum import with_momentum_correction
 from .warmup import warming_to, with_density_warmup
 
 
+@names_checked
 def deep_gradient_compression(
     *,
     warmup_steps: int,

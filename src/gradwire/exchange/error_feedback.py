@@ -18,7 +18,7 @@ from ..contract import Copies, EncodesTensors, Exchange, Member, Residual, State
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.state import leaves
 from ..contract.verbs import Steps
-from ..errors import InvalidSetting, invalid
+from ..errors import InvalidSetting, invalid, names_checked, with_brackets
 from .pair import Pair
 
 
@@ -26,7 +26,7 @@ def check_exchange(given: Any) -> None:
     """Raises ``InvalidSetting`` for what is not an exchange, or is the class of one."""
     if not isinstance(given, Exchange):
         remedy = "make one by gw.exchange_for(compressor) or gw.pair(compressor, collective)"
-        raise invalid("exchange", given, "an exchange", remedy)
+        raise invalid("exchange", given, "an exchange", with_brackets(given, remedy))
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,7 @@ class TensorEncoder(NamedTuple):
         return (state.inner, state.residual_N) if self.is_kept else (state, None)
 
 
+@names_checked
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
     """Adds error feedback: the part of a gradient that was not sent is added to the next gradient.
 

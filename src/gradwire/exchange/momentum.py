@@ -53,7 +53,7 @@ from ..contract.bounds import check_number
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.tensorwise import tensor_sizes
 from ..contract.verbs import Compute, Steps
-from ..errors import invalid
+from ..errors import invalid, names_checked
 from ..kernels import momentum as kernel
 from .by_name import exchange_for
 from .clipping import Clipping
@@ -88,6 +88,7 @@ class DecoupledMomentum(Wrapper):
         return inner
 
 
+@names_checked
 def with_decoupled_momentum(
     algorithm: Compressor | Exchange, decay: float = 0.999
 ) -> DecoupledMomentum:
@@ -203,6 +204,7 @@ class MomentumCorrection(Wrapper):
         kernel.accumulate(*all_N, momentum=float(self.momentum), nesterov=self.nesterov)
 
 
+@names_checked
 def with_momentum_correction(
     algorithm: Compressor | Exchange,
     momentum: float = 0.9,

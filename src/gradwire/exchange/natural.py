@@ -36,7 +36,7 @@ from ..contract.payload import Payload
 from ..contract.registry import load
 from ..contract.spec import TensorSpec
 from ..contract.verbs import Steps
-from ..errors import invalid
+from ..errors import invalid, names_checked
 from ..kernels.sparse.entries import check_width, num_units
 from .by_name import exchange_for, is_pair
 from .error_feedback import ErrorFeedback, Wrapper
@@ -206,6 +206,7 @@ def count_units(grad_N: Tensor, residual_N: Residual, width: int) -> int:
     return int(units.sum())
 
 
+@names_checked
 def with_natural_sparsity(algorithm: Compressor | Exchange, width: int) -> Exchange:
     """Sends only the rows that are not zero, without loss, where that is shorter.
 

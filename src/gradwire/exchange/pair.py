@@ -16,7 +16,7 @@ from ..contract.compressor import Residual
 from ..contract.spec import TensorSpec
 from ..contract.tensorwise import tensor_sizes, tensorwise
 from ..contract.verbs import Steps
-from ..errors import IncompatiblePair, invalid
+from ..errors import IncompatiblePair, invalid, with_brackets
 
 
 class PairState(NamedTuple):
@@ -101,7 +101,8 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
     if not isinstance(codec, Compressor):
         traits = codec.traits if isinstance(codec, Exchange) else None
         if traits is None:
-            raise invalid("codec", codec, "a compressor", "write gw.compress.topk(density=0.01)")
+            remedy = with_brackets(codec, "write gw.compress.topk(density=0.01)")
+            raise invalid("codec", codec, "a compressor", remedy)
         why = "it talks in the middle"
         if traits.shared_support:
             why = "its ranks agree on the elements to take, and all-reduce the values at them"
@@ -110,7 +111,8 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
             "gw.attach or gw.exchange_for by itself"
         )
     if not isinstance(collective, Collective):
-        raise invalid("collective", collective, "a collective", "write gw.collective.casync_ps()")
+        remedy = with_brackets(collective, "write gw.collective.casync_ps()")
+        raise invalid("collective", collective, "a collective", remedy)
     for trait, why in _ONLY_FOR_EXCHANGES.items():
         if getattr(codec.traits, trait):
             raise IncompatiblePair(f"{codec!r} declares {trait}, and {why}")

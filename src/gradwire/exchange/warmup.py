@@ -42,7 +42,7 @@ from ..contract.shapes_only import algorithms_in
 from ..contract.spec import TensorSpec
 from ..contract.state import leaves
 from ..contract.verbs import Steps
-from ..errors import invalid
+from ..errors import invalid, names_checked
 from .by_name import beside, exchange_for
 from .error_feedback import Wrapper, chooser_of
 from .pair import PairState
@@ -127,6 +127,7 @@ class Warmup(Wrapper):
 _DENSE = exchange_for(none())
 
 
+@names_checked
 def with_warmup(algorithm: Compressor | Exchange, steps: int) -> Warmup:
     """Averages gradients without compression in the first steps.
 
@@ -213,6 +214,7 @@ class DensityWarmup(Wrapper):
         return self.stages[min(place, len(self.stages) - 1)]
 
 
+@names_checked
 def with_density_warmup(
     algorithm: Compressor | Exchange,
     *,

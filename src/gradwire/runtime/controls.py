@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress.none import none
+from ..contract.compressor import KeywordSettings
 from ..contract.verbs import AllReduce, Among, Steps
 from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import with_error_feedback
@@ -57,7 +58,7 @@ class Flight(ABC):
         """Removes all hooks of its own."""
 
 
-class Pilot(ABC):
+class Pilot(metaclass=KeywordSettings):
     """Settings that ``attach`` takes in place of a plan, and by which it is chosen in mid-run.
 
     Its text (``repr``) must tell its settings, as ranks compare them by it.

@@ -6,8 +6,9 @@ What makes and loads checkpoints is imported by the methods that do.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -74,6 +75,7 @@ class Handle:
         self.exchange, self._controls = exchange, controls
         self.synchroniser = progress.synchroniser
         self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
+        self._given: Any = weakref.ref(model)
         self.attached = True
         self.left: list[dict[str, Any]] = []
         self.backend: dict[str, Any] = {}
@@ -151,8 +153,9 @@ class Handle:
         >>> handle.detach()
         """
         if self._hooks is None:
-            assert isinstance(self._model, DistributedDataParallel)
-            with self._model.no_sync():
+            model = self._given()
+            is_ddp = isinstance(model, DistributedDataParallel)
+            with model.no_sync() if is_ddp else nullcontext():
                 yield
             return
         before, self._hooks.is_paused = self._hooks.is_paused, True
@@ -460,6 +463,8 @@ class Handle:
                     )
                 time.sleep(_POLL_S)
             self.attached = False
+            if isinstance(self._model, DistributedDataParallel):
+                self._model = self._model.module  # of which the loop may make another DDP
             self._undo.close()  # all of it, even if a lost peer is noticed here
 
     def go_on_in(self, group: Group | None) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from ...contract import Compressor
 from ...contract.registry import load
-from ...errors import InvalidSetting, invalid
+from ...errors import InvalidSetting, invalid, with_brackets
 from ...exchange.pair import pair
 from ..failure.membership import join
 from ..grid.dtensors import is_dtensor, sharded_modules
@@ -69,7 +69,8 @@ def reduce_scatter(
     codec = load("compress", algorithm)() if isinstance(algorithm, str) else algorithm
     if not isinstance(codec, Compressor):
         accepted = "a compressor or its name, as a reduce-scatter has only one direction"
-        raise invalid("algorithm", algorithm, accepted, "write gw.compress.uniform(bitwidth=4)")
+        remedy = with_brackets(algorithm, "write gw.compress.uniform(bitwidth=4)")
+        raise invalid("algorithm", algorithm, accepted, remedy)
     pair(codec, WAY)  # raises for what must agree with others, or takes tensors whole
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     group = _group_of(params)

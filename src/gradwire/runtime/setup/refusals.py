@@ -82,6 +82,11 @@ def refuse_wrong_model(model: nn.Module) -> None:
     if _ddps_around(model, params):
         gc.collect()  # One that was dropped may only not have been collected yet.
         for name in _ddps_around(model, params):
+            if isinstance(model, DistributedDataParallel):
+                raise InvalidSetting(
+                    f"the gradients of {name} would be exchanged twice: another "
+                    "DistributedDataParallel of them still lives; drop it (del), then attach"
+                )
             raise shown_as_around(name)
     if torch._C._current_graph_task_id() != -1:
         raise InvalidSetting(
@@ -296,14 +301,11 @@ def _refuse_changed(model: nn.Module) -> None:
 def _ddps_around(model: nn.Module, params: Sequence[NamedParam]) -> list[str]:
     """Names of parameters that a living DDP other than ``model`` exchanges.
 
-    An earlier DDP of the same module, which a new one replaces, exchanges nothing without a forward
-    pass of its own. No module knows who holds it, so this asks the garbage collector, which knows every object but
+    No module knows who holds it, so this asks the garbage collector, which knows every object but
     those of ``gc.freeze()``. DDPs among those are found in the forward pass; see `hooks`.
     """
     kinds = {DistributedDataParallel, *_subclasses(DistributedDataParallel)}
     found = (one for one in gc.get_objects() if type(one) in kinds and one is not model)
-    if isinstance(model, DistributedDataParallel):
-        found = (one for one in found if vars(one)["_modules"].get("module") is not model.module)
     return [name for ddp in found for name in exchanged_by(ddp, params)]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -22,9 +23,10 @@ from torch.optim import Optimizer
 
 from ...contract import Compressor, Exchange
 from ...contract.bounds import check_whole
+from ...contract.compressor import KeywordSettings
 from ...contract.registry import KINDS, load, names
 from ...contract.spec import DTYPE_NAMES, DTYPES
-from ...errors import InvalidSetting, UnknownName, invalid
+from ...errors import InvalidSetting, UnknownName, invalid, with_brackets
 from ...exchange.by_name import exchange_for
 from ...planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
 from ..device.backends import BACKENDS
@@ -44,7 +46,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(metaclass=KeywordSettings):
     """Settings of communication and of traces. Every rank passes the same values.
 
     >>> Options(num_channels=2).bucket_cap_mb is None
@@ -74,7 +76,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailurePolicy:
+class FailurePolicy(metaclass=KeywordSettings):
     """Settings for lost ranks and damaged bits. Every rank passes the same values.
 
     >>> FailurePolicy(on_failure="shrink").timeout
@@ -111,10 +113,18 @@ _T = TypeVar("_T")
 
 
 def takes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Has a function refuse fields of the two objects as keywords, and say where they belong."""
+    """Has a function refuse fields of the two objects as keywords, and say where they belong.
+
+    A keyword that nobody knows is refused with the one that is meant, also a field's.
+    """
+    fields = [name for kind in BOTH.values() for name in kind.__dataclass_fields__]
+    known = [*signature(function).parameters, *fields]
 
     @wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        for name in kwargs:
+            if name not in known:
+                raise UnknownName(f"argument of {function.__name__}", name, known)
         for keyword, kind in BOTH.items():
             for name in kwargs.keys() & kind.__dataclass_fields__:
                 raise InvalidSetting(
@@ -319,8 +329,11 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
         given,
         "a compressor, an exchange, a plan, the name of a compressor or a planner, a plan's file, "
         "or 'auto'",
-        "write gw.attach(model, gw.compress.topk(density=0.01)), make one by gw.pair, or derive "
-        "your own from gw.Exchange",
+        with_brackets(
+            given,
+            "write gw.attach(model, gw.compress.topk(density=0.01)), make one by gw.pair, or "
+            "derive your own from gw.Exchange",
+        ),
     )
 
 
