@@ -35,9 +35,9 @@ RECIPES = [gw.recipes.localsgd, gw.recipes.diloco, gw.recipes.streaming_diloco, 
 
 
 def mistyped(name: str) -> str:
-    """A name with two letters changed round, or one left out of a short one."""
+    """A name without the letter in its middle, or a short one with a letter more."""
     half = len(name) // 2
-    return name[:half] + name[half + 1] + name[half] + name[half + 2 :] if half > 1 else name + "s"
+    return name[:half] + name[half + 1 :] if half > 1 else name + "s"
 
 
 def made(kind: str) -> list[Any]:

@@ -112,7 +112,7 @@ class BypassWatch:
                 self._warn(name)
 
     def _warn(self, name: str) -> None:
-        """Warns in the second backward pass, once: a loop may step by hand, without an optimizer."""
+        """Warns in the second backward pass, once, as a loop may step without an optimizer."""
         if name in self._unseen and not self._has_warned:
             self._has_warned = True
             _log.warning("%s", _UNSEEN.format(name=name))

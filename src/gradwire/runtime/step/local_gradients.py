@@ -40,8 +40,8 @@ _MIXED = (
 class LocalGradients:
     """The gradients that this rank has added, and that no exchange has averaged since.
 
-    Every optimizer of the process is looked at before it steps; with a closure, after it. Ranks that
-    compare no parameters (``check_every=None``) may step apart.
+    Every optimizer of the process is looked at before it steps; with a closure, after it. Ranks
+    that compare no parameters (``check_every=None``) may step apart.
 
     Args:
         progress: The progress of the attached model.
