@@ -86,7 +86,7 @@ class FrameworkAttachment:
         self._optimizers: list[Optimizer] = []
         self._held: list[_Held] = []
         self._logs: list[tuple[Any, int]] = []
-        """What ``log_to`` was given, for handles that are made later."""
+        """The logs, for handles that are made later."""
 
     @property
     def handles(self) -> list[Handle]:

@@ -57,6 +57,7 @@ class Handle:
     >>> handle.step, handle.world_size, sorted(handle.residuals())
     (1, 1, ['weight'])
     >>> handle.detach()
+    >>> model.zero_grad()
     >>> with gw.attach(model, "cast16") as handle:
     ...     model(torch.ones(1, 4)).sum().backward()
     >>> handle.attached
