@@ -245,6 +245,19 @@ def test_what_is_meant_so_stays_silent(two: Ranks) -> None:
         assert of_rank == dict.fromkeys(RIGHT, (NUM_STEPS, ""))
 
 
+def on_one_rank(rank: int, world: int) -> tuple[int, str]:
+    """Rank 0 alone averages in its first pass; rank 1 is told in its next step."""
+    return trained(first_averages if rank == 0 else last_averages, "none", None, rank)
+
+
+def test_a_mistake_of_one_rank_ends_all(two: Ranks) -> None:
+    (num_steps, own), (_, told) = two.run(on_one_rank)
+    assert num_steps == 0
+    for text in (own, told):
+        assert "on rank 0 of 2" in text
+        assert UNDER_NO_SYNC in text
+
+
 def by_another_optimizer(rank: int, world: int) -> int:
     """Averaged steps by one optimizer, then a step that a new one makes of this rank's own."""
     model = network()
