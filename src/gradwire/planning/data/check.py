@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..errors import InvalidSetting
-from .data.plan import DENSE, Plan, PlannedMessage
-from .data.profile import Profile, ProfiledTensor
+from ...errors import InvalidSetting
+from .plan import DENSE, Plan, PlannedMessage
+from .profile import Profile, ProfiledTensor
 
 TensorsByName = dict[str, ProfiledTensor]
 
