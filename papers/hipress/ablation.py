@@ -29,10 +29,10 @@ from gradwire.planning.catalogue import load
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.fusion import arrivals
 from gradwire.planning.measure.codecs import measure_codecs
 from gradwire.planning.measure.links import measure_cluster
 from gradwire.planning.planner.secopa import secopa
+from gradwire.planning.planner.ssfusion.fusion import arrivals
 from gradwire.runtime.failure.membership import join
 from gradwire.runtime.state.plain import values_of_all
 from gradwire.runtime.step.engine import Engine

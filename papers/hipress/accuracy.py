@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from gradwire.exchange.by_name import by_name
-from gradwire.planning.casync import CaSyncCost
 from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.planner.secopa.casync import CaSyncCost
 from gradwire.planning.simulation.timeline import simulate_exchange
 from gradwire_bench.report import curves
 from gradwire_lab.compress.tbq import tbq

@@ -24,8 +24,8 @@ ASSUMPTIONS = (
     "PowerSGD is an exchange of its own here: counted are the functions that compute its factors, "
     "not the verbs between them, as the paper counts encode and decode.",
     "The curves of table 7 are stated lines, as the paper prints none; more partitions than nodes "
-    "count as planning/casync.py says. The other figures take the same ones, times three for DGC's "
-    "encode, whose decodes move its entries alone. A 1080 Ti computes 11.34 / 15.7 as fast as a "
+    "count as planning/planner/secopa/casync.py says. The other figures take the same ones, times "
+    "three for DGC's encode, whose decodes move its entries alone. A 1080 Ti computes 11.34 / 15.7 as fast as a "
     "V100 and has 484 / 900 of its bandwidth (datasheets).",
     "Layer times are the catalogue's: a stated throughput model of a V100, not a measurement. Its "
     "batches are not the paper's, which stand in a picture.",

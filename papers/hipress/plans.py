@@ -7,9 +7,9 @@ on four nodes get the paper's plans; the other nine cells follow from them.
 
 from __future__ import annotations
 
-from gradwire.planning.casync import CaSyncCost
 from gradwire.planning.data.cluster import CodecFit
 from gradwire.planning.data.fit import LineFit
+from gradwire.planning.planner.secopa.casync import CaSyncCost
 
 from ..frame import Ask, Claim, Findings, Row
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.fusion import (
+from gradwire.planning.planner.ssfusion.fusion import (
     Arrival,
     SparseCost,
     arrivals,

@@ -19,10 +19,10 @@ import torch
 from gradwire.contract import Exchange
 from gradwire.contract.registry import load
 from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.planned import exchanges_of
 from gradwire.planning import catalogue
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.exchanges import exchanges_of
 from gradwire.version import __version__
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads import fashion_mnist

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from gradwire.contract.registry import load
 from gradwire.planning.buckets import Bucket, buckets
-from gradwire.planning.phases import Instance, greedy
+from gradwire.planning.planner.usbyte.phases import Instance, greedy
 from gradwire.planning.price import iteration_s
 
 from ..frame import Ask, Claim, Findings, Row

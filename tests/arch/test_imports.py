@@ -16,7 +16,7 @@ FLOORS = (
     ("dsl", "collective"),
     ("compress",),
     ("planning.data", "exchange"),
-    ("planning.exchanges", "planning.check", "planning.simulation", "planning", "planning.planner"),
+    ("planning.simulation", "planning", "planning.planner"),
     (
         "runtime",
         "planning.measure",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 
-from gradwire.planning.fusion import Arrival, SparseCost
+from gradwire.planning.planner.ssfusion.fusion import Arrival, SparseCost
 from gradwire.planning.price import TIE
 
 Groups = list[list[Arrival]]

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion
+from gradwire.planning.planner.ssfusion.fusion import (
+    NOTHING,
+    Arrival,
+    SparseCost,
+    arrivals,
+    best_fusion,
+)
 from gradwire_lab.laws.inputs import MIXED, profile_of
 from tests.each import each
 from tests.laws import fusion_laws as laws

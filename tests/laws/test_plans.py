@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from gradwire.contract.registry import examples, load, names
 from gradwire.contract.trace.span import Span, Trace
 from gradwire.errors import InvalidSetting
-from gradwire.planning.check import check
+from gradwire.planning.data.check import check
 from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.fusion import NOTHING
 from gradwire.planning.planner.mgwfbp import mgwfbp
+from gradwire.planning.planner.ssfusion.fusion import NOTHING
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.clock import run_on_clock

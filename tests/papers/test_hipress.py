@@ -8,11 +8,11 @@ import textwrap
 import pytest
 
 from gradwire.dsl import language
+from gradwire.exchange.planned import sound_exchanges
 from gradwire.planning import catalogue
-from gradwire.planning.check import check
+from gradwire.planning.data.check import check
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.exchanges import sound_exchanges
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_bench.schedule.replay import scaled_profile

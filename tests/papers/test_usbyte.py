@@ -9,8 +9,8 @@ from hypothesis import given
 from gradwire.planning.buckets import buckets
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.phases import Instance
 from gradwire.planning.planner.usbyte import usbyte
+from gradwire.planning.planner.usbyte.phases import Instance
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of as drawn

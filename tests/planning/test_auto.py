@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 
 from gradwire.compress.uniform import uniform
 from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.planned import exchanges_of
 from gradwire.planning import catalogue
-from gradwire.planning.check import check
+from gradwire.planning.data.check import check
 from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity
 from gradwire.planning.default_fusion import default_messages
-from gradwire.planning.exchanges import exchanges_of
-from gradwire.planning.judgement import (
+from gradwire.planning.planner.auto import auto, survey
+from gradwire.planning.planner.auto.judgement import (
     FIDELITIES,
     LOSS_OVER_DENSE,
     PricedPlan,
     Survey,
     admitted,
 )
-from gradwire.planning.planner.auto import auto, survey
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.planner_settings import Planner

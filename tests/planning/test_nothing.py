@@ -8,7 +8,7 @@ from itertools import product
 from gradwire.contract.registry import names
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.fusion import NOTHING
+from gradwire.planning.planner.ssfusion.fusion import NOTHING
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire_bench.cli.simulate import ModelOnCluster
 from gradwire_lab.cli.plan import message_rows

@@ -16,14 +16,14 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.dgc import dgc
 from gradwire.compress.onebit import onebit
 from gradwire.errors import InvalidSetting
+from gradwire.exchange.planned import exchanges_of
 from gradwire.planning import catalogue
-from gradwire.planning.casync import MOST_BATCHES, CaSyncCost, LeastCost
 from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.exchanges import exchanges_of
 from gradwire.planning.planner.secopa import secopa
+from gradwire.planning.planner.secopa.casync import MOST_BATCHES, CaSyncCost, LeastCost
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from tests.each import each

@@ -14,8 +14,8 @@ from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Chunk, Plan, PlannedMessage
 from gradwire.planning.data.profile import GradientDType, Profile
-from gradwire.planning.fusion import NOTHING, SparseCost
 from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
+from gradwire.planning.planner.ssfusion.fusion import NOTHING, SparseCost
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of

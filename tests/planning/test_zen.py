@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from gradwire.errors import InvalidSetting
+from gradwire.exchange.planned import exchanges_of
 from gradwire.exchange.sparse_schemes import DENSE as NO_SCHEME
 from gradwire.exchange.sparse_schemes import schemes
 from gradwire.planning.data.cluster import Cluster, Host
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.data.sparsity import Indices, SparsityProfile, TensorSparsity
-from gradwire.planning.exchanges import exchanges_of
 from gradwire.planning.make_plan import plan as make_plan
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.zen import zen

@@ -7,7 +7,7 @@ import random
 from torch import nn
 
 from gradwire.contract.registry import examples
-from gradwire.planning.check import check
+from gradwire.planning.data.check import check
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor

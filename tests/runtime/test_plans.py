@@ -17,10 +17,10 @@ import gradwire as gw
 from gradwire.compress.selective import selective
 from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.exchange.error_feedback import TensorEncoder
-from gradwire.planning.check import check
+from gradwire.exchange.planned import exchanges_of, planned_spec
+from gradwire.planning.data.check import check
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.exchanges import exchanges_of, planned_spec
 from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.runtime.step.messages import Message
 from tests.each import each

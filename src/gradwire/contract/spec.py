@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import isqrt, prod
 
 import torch
+from torch import Tensor
 
 from ..errors import invalid
 
@@ -19,6 +20,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The dtypes that gradients may have."""
 
 DTYPE_NAMES = "float32, bfloat16, float16 or float64"
+
+NamedParam = tuple[str, Tensor]
+"""A parameter, or a tensor of its shape, and its name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,11 @@ from typing import Any
 from torch import Tensor
 
 from ..contract import Exchange
-from ..contract.spec import TensorSpec
+from ..contract.spec import NamedParam, TensorSpec
 from ..exchange.by_name import beside
 
 DEFAULT_CHANNELS = 4
 """The messages that are sent at once."""
-
-NamedParam = tuple[str, Tensor]
-"""A parameter, or a tensor of its shape, and its name."""
 
 _WIRE_BYTES = 2**22
 _FEWEST, _MOST = 4, 16

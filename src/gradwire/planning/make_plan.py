@@ -6,7 +6,7 @@ from typing import Any
 
 from ..contract.registry import extension
 from ..errors import invalid
-from .check import check
+from .data.check import check
 from .data.cluster import Cluster
 from .data.plan import Plan
 from .data.profile import Profile

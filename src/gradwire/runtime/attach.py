@@ -26,11 +26,11 @@ from torch.optim import Optimizer
 
 from ..compress.none import none
 from ..contract import Compressor, Exchange
+from ..contract.spec import NamedParam
 from ..errors import invalid
 from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import chooses_scheme
 from ..kernels.libraries import being_built
-from ..planning.default_fusion import NamedParam
 from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
 from .failure.blame import leave_by_cause
 from .failure.membership import ALONE, Membership, join

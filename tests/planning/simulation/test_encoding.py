@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.planning.check import check
+from gradwire.planning.data.check import check
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.fusion import NOTHING, SparseCost, arrivals, best_fusion
+from gradwire.planning.planner.ssfusion.fusion import NOTHING, SparseCost, arrivals, best_fusion
 from gradwire.planning.simulation.clock import (
     Iteration,
     encodes_of,

@@ -11,9 +11,9 @@ from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
-from gradwire.planning.drafts import DEFAULT, Blend, Draft
-from gradwire.planning.judgement import setting_of
 from gradwire.planning.measure.links import shared_cores
+from gradwire.planning.planner.auto.candidates import DEFAULT, Blend, Candidate
+from gradwire.planning.planner.auto.judgement import setting_of
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.clock import run_on_clock
@@ -62,10 +62,10 @@ def test_drafts_of_plans_know_of_shared_cores_too() -> None:
     cluster = cluster_of(rate=1e9).model_copy(update=update)
     free = cluster.model_copy(update={"cores": None})
     blend = Blend(PROFILE, cluster)
-    draft = Draft(2, 2, False)
-    assert blend.seconds(draft) > Blend(PROFILE, free).seconds(draft) + 0.02
-    assert blend.seconds(draft) == pytest.approx(
-        iteration_s(blend.plan(draft), PROFILE, cluster), rel=1e-3
+    candidate = Candidate(2, 2, False)
+    assert blend.seconds(candidate) > Blend(PROFILE, free).seconds(candidate) + 0.02
+    assert blend.seconds(candidate) == pytest.approx(
+        iteration_s(blend.plan(candidate), PROFILE, cluster), rel=1e-3
     )
 
 
@@ -100,13 +100,13 @@ def whole(name: str, numel: int, exchange: str) -> PlannedMessage:
 
 
 @each("cores", [0.5, None])
-@each("draft", [DEFAULT, Draft(4, 2, False), Draft(4, 2, True)])
-def test_a_search_prices_as_the_simulator_does(draft: Draft, cores: float | None) -> None:
+@each("candidate", [DEFAULT, Candidate(4, 2, False), Candidate(4, 2, True)])
+def test_a_search_prices_as_the_simulator_does(candidate: Candidate, cores: float | None) -> None:
     profile = catalogue.load("lstm")
     cluster = cluster_of(rate=2e7, per_unit_s=1e-9).model_copy(update={"cores": cores})
     blend = Blend(profile, cluster, "uniform", setting_of("uniform"))
-    exact_s = iteration_s(blend.plan(draft), profile, cluster)
-    assert blend.seconds(draft) == pytest.approx(exact_s, rel=0.02)
+    exact_s = iteration_s(blend.plan(candidate), profile, cluster)
+    assert blend.seconds(candidate) == pytest.approx(exact_s, rel=0.02)
 
 
 def test_ranks_of_one_machine_share_its_cores() -> None:

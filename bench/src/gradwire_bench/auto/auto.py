@@ -13,7 +13,7 @@ from gradwire.contract.bounds import check_number, check_whole
 from gradwire.contract.units import format_rate
 from gradwire.errors import invalid
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.judgement import admitted
+from gradwire.planning.planner.auto.judgement import admitted
 
 from ..testbed.hosts import Hosts, Testbed, loopback_hosts, shaped_hosts
 from ..testbed.ranks import Report, run_ranks

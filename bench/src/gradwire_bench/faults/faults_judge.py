@@ -63,7 +63,6 @@ class Flaws(NamedTuple):
 
 def judge(accident: Accident, seen: Aftermath) -> Flaws:
     """The flaws of a trial, from what became of its ranks."""
-    wrong: dict[str, str] = {}
     if not seen.struck_s:
         ends = [ending and f"{ending.error} {ending.text}" for ending in seen.endings]
         return Flaws({"not_struck": f"{COLUMNS['not_struck']}; ranks ended by {ends}"}, None)
@@ -72,32 +71,63 @@ def judge(accident: Accident, seen: Aftermath) -> Flaws:
         accident = accident._replace(victims=tuple(sorted(seen.struck_s)))
     alive = [rank for rank in range(accident.world) if rank not in _dead(accident, seen)]
     found = {rank: ending for rank in alive if (ending := seen.endings[rank]) is not None}
-    for rank in set(alive) - set(found):
+    errors = {rank: one for rank, one in found.items() if one.error}
+    wrong = {
+        **_of_silence(accident, seen, set(alive) - set(found)),
+        **_of_raw_errors(accident, errors),
+        **_of_naming(accident, seen, found, errors),
+        **_of_digests(accident, seen, found, errors),
+        **_of_steps(errors),
+        **_of_processes(accident, seen, found),
+    }
+    if not errors:
+        return Flaws(wrong, None)
+    detect_s = max(one.end_s for one in errors.values()) - max(seen.struck_s.values())
+    if detect_s > accident.timeout_s + GRACE_S:
+        wrong["late"] = f"the last rank ended after {detect_s:.1f} s"
+    return Flaws(wrong, detect_s)
+
+
+def _of_silence(accident: Accident, seen: Aftermath, silent: set[int]) -> dict[str, str]:
+    """Flaws of ranks that never said how they ended."""
+    wrong: dict[str, str] = {}
+    for rank in silent:
         column = "hangs" if seen.exit_codes[rank] is None else "raw"
         wrong[column] = f"rank {rank} never said how it ended\n{seen.last_lines[rank]}"
-    for rank in accident.victims if accident.kind in ("raise", "pause long") else ():
-        if seen.endings[rank] is None and seen.exit_codes[rank] is None:  # these end by themselves
+    if accident.kind not in ("raise", "pause long"):
+        return wrong
+    # Victims of these faults end by themselves.
+    for rank in accident.victims:
+        if seen.endings[rank] is None and seen.exit_codes[rank] is None:
             wrong["hangs"] = f"rank {rank}, which was struck, never ended\n{seen.last_lines[rank]}"
-    errors = {rank: one for rank, one in found.items() if one.error}
-    for rank, one in errors.items():
-        # Ranks that hold other shards meet in collectives of FSDP's own, whose errors are torch's.
-        if not one.is_ours and accident.way != FSDP:
-            wrong["raw"] = f"rank {rank} raised {one.error}: {one.text}"
-    wrong.update(_of_naming(accident, seen, found, errors))
-    wrong.update(_of_digests(accident, seen, found, errors))
+    return wrong
+
+
+def _of_raw_errors(accident: Accident, errors: dict[int, Ending]) -> dict[str, str]:
+    """Errors that are not gradwire's own."""
+    # Ranks that hold other shards meet in collectives of FSDP's own, whose errors are torch's.
+    raw = {} if accident.way == FSDP else errors
+    for rank, one in raw.items():
+        if not one.is_ours:
+            return {"raw": f"rank {rank} raised {one.error}: {one.text}"}
+    return {}
+
+
+def _of_steps(errors: dict[int, Ending]) -> dict[str, str]:
+    """Ranks that failed more than one step apart."""
     steps = [one.step for one in errors.values() if one.step >= 0]
     if steps and max(steps) - min(steps) > 1:
-        wrong["apart"] = f"ranks failed in steps {steps}"
+        return {"apart": f"ranks failed in steps {steps}"}
+    return {}
+
+
+def _of_processes(accident: Accident, seen: Aftermath, found: dict[int, Ending]) -> dict[str, str]:
+    """Processes that stayed though their training had ended."""
     stays = accident.victims if accident.kind == "return" else ()
     for rank in found:
         if seen.exit_codes[rank] is None and rank not in stays:
-            wrong["left"] = f"rank {rank} stayed though its training had ended"
-    detect_s = None
-    if errors:
-        detect_s = max(one.end_s for one in errors.values()) - max(seen.struck_s.values())
-        if detect_s > accident.timeout_s + GRACE_S:
-            wrong["late"] = f"the last rank ended after {detect_s:.1f} s"
-    return Flaws(wrong, detect_s)
+            return {"left": f"rank {rank} stayed though its training had ended"}
+    return {}
 
 
 def _dead(accident: Accident, seen: Aftermath) -> set[int]:

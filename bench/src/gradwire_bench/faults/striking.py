@@ -46,6 +46,17 @@ class Left(BaseException):
     """A victim's training loop ends before those of the others."""
 
 
+def _signal_of(kind: str) -> signal.Signals | None:
+    """The signal that a victim sends itself for this kind of fault; None for other faults."""
+    if kind.startswith("kill") or kind == "resume":
+        return signal.SIGKILL
+    if kind == "terminate":
+        return signal.SIGTERM
+    if kind.startswith(("stop", "pause")):
+        return signal.SIGSTOP
+    return None
+
+
 class Striker:
     """The fault of a trial on one of its victims, which strikes once.
 
@@ -61,20 +72,16 @@ class Striker:
             return
         self.note()
         kind = self.accident.kind
-        if kind in WITH_HELP:
-            return  # it has been done by now
-        if kind.startswith("kill") or kind == "resume":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif kind == "terminate":
-            os.kill(os.getpid(), signal.SIGTERM)
+        # Help from outside has done it by now, and what is loaded is the rank's own doing.
+        if kind in WITH_HELP or kind == "other step":
+            return
+        number = _signal_of(kind)
+        if number is not None:
+            os.kill(os.getpid(), number)
         elif kind == "exit":
             leave_at_once(1)
         elif kind == "disk full":
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-        elif kind == "other step":
-            pass  # what is loaded then is the rank's own doing
-        elif kind.startswith(("stop", "pause")):
-            os.kill(os.getpid(), signal.SIGSTOP)
         elif kind == "straggle":
             time.sleep(self.accident.timeout_s / 2)
         elif kind == "return":

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from gradwire.contract.registry import load
 from gradwire.contract.trace.span import Span, Trace
-from gradwire.planning.check import check
+from gradwire.planning.data.check import check
 from gradwire.planning.data.cluster import Cluster, Host, VerbName
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.contract import Exchange, Member, State
-from gradwire.contract.spec import TensorSpec
+from gradwire.contract.spec import NamedParam, TensorSpec
 from gradwire.errors import invalid
 from gradwire.exchange.error_feedback import choose_together, residuals
 from gradwire.exchange.local import drive
-from gradwire.planning.default_fusion import NamedParam, default_messages
+from gradwire.planning.default_fusion import default_messages
 
 from ..testbed.ranks import Report
 from .task import TrainingTask

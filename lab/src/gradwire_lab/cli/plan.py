@@ -11,7 +11,7 @@ from gradwire.cli.report.output import emit, progress
 from gradwire.contract.units import format_rate
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.planning import catalogue
-from gradwire.planning.check import check
+from gradwire.planning.data.check import check
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.planning.check import check
+from gradwire.planning.data.check import check
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile

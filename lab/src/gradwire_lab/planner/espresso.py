@@ -43,7 +43,7 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage, Setting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.fusion import NOTHING, Arrival, chunks_in, sparsifier
+from gradwire.planning.planner.ssfusion.fusion import NOTHING, Arrival, chunks_in, sparsifier
 from gradwire.planning.price import iteration_s
 
 from ..planning.lanes import TimedMessage, carry_parts, end_of, link_ends, ready_times

@@ -35,11 +35,18 @@ from gradwire.errors import invalid
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage, Setting
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.fusion import NOTHING, Arrival, SparseCost, arrivals, best_fusion, chunks_in
-from gradwire.planning.fusion import sparsifier as sparsifier_of
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
+from gradwire.planning.planner.ssfusion.fusion import (
+    NOTHING,
+    Arrival,
+    SparseCost,
+    arrivals,
+    best_fusion,
+    chunks_in,
+)
+from gradwire.planning.planner.ssfusion.fusion import sparsifier as sparsifier_of
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import TIE, iteration_s
 

@@ -28,8 +28,8 @@ from gradwire.planning.buckets import Bucket, buckets, check_credit
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan, Setting
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.phases import Instance, greedy, messages_of_blocks
 from gradwire.planning.planner.usbyte import usbyte
+from gradwire.planning.planner.usbyte.phases import Instance, greedy, messages_of_blocks
 from gradwire.planning.planner_settings import SIZES
 from gradwire.planning.price import fewest_messages, iteration_s
 

@@ -10,8 +10,8 @@ from gradwire.contract.units import format_rate, format_seconds, ratio
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.judgement import MARGIN, Survey, pays
 from gradwire.planning.planner.auto import survey
+from gradwire.planning.planner.auto.judgement import MARGIN, Survey, pays
 
 from .account import Account
 

@@ -97,7 +97,7 @@ class Plan(Stored):
     So message i travels on channel i mod ``credit``, and a channel carries one message at a time.
     A message's channel is the same on every rank, also if another channel is free earlier.
 
-    ``gradwire.planning.check.check`` checks that a plan suits a model.
+    ``gradwire.planning.data.check.check`` checks that a plan suits a model.
 
     Args:
         planner: The name of the planner that made it.

@@ -11,12 +11,12 @@ from ...contract import Exchange
 from ...contract.member import turns_of
 from ...contract.spec import TensorSpec
 from ...contract.trace.span import Span
+from ...exchange.planned import planned_spec, sound_exchanges
 from ...exchange.two_level import on_hosts
-from ..check import check
+from ..data.check import check
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
-from ..exchanges import planned_spec, sound_exchanges
 from .closed_form import forward_times
 from .events import Traffic, play
 from .representative import alone

@@ -55,6 +55,46 @@ class Carried(NamedTuple):
     end_s: list[float]
 
 
+class SharedLink:
+    """A link whose messages wait for their latency, and then share its work equally."""
+
+    __slots__ = ("_latent", "_served_s", "_sharing", "now_s")
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        # The work done for each sharing message, whenever it joined.
+        self._served_s = 0.0
+        # Heaps of (end of the latency, work, message) and of (served work at the end, message).
+        self._latent: list[tuple[float, int, float]] = []
+        self._sharing: list[tuple[float, int]] = []
+
+    def start(self, message: int, latency_s: float, work_s: float) -> None:
+        """Starts a message now."""
+        heapq.heappush(self._latent, (self.now_s + latency_s, message, work_s))
+
+    def advance(self, until_s: float) -> int | None:
+        """Moves on to the next end of a latency or a message, or to ``until_s`` if that is earlier.
+
+        Returns the message that has ended, if one has.
+        """
+        while self._latent and self._latent[0][0] <= self.now_s:
+            _, message, work_s = heapq.heappop(self._latent)
+            heapq.heappush(self._sharing, (self._served_s + work_s, message))
+        if self._latent:
+            until_s = min(until_s, self._latent[0][0])
+        if self._sharing:
+            # Rounding may have served a hair more than the work there was.
+            left_s = max(0.0, self._sharing[0][0] - self._served_s)
+            ended_s = self.now_s + left_s * len(self._sharing)
+            if ended_s <= until_s:
+                self._served_s, message = heapq.heappop(self._sharing)
+                self.now_s = ended_s
+                return message
+            self._served_s += (until_s - self.now_s) / len(self._sharing)
+        self.now_s = until_s
+        return None
+
+
 def carry(
     ready_s: Sequence[float],
     parts_s: Sequence[tuple[float, float]],
@@ -65,49 +105,72 @@ def carry(
 ) -> Carried:
     """Carries messages on a link: each waits for its latency and then shares the link's work.
 
-    ``parts_s`` holds both for each message. There are ``credit`` channels, which messages take in
-    turn: a message starts when the one that started ``credit`` places before it has ended, and
-    all in its ``after`` have. Messages start in their order, or, with ``urgency``, the one of the
-    smallest number first among those that are ready.
+    There are ``credit`` channels, which messages take in turn: a message starts when the one that
+    started ``credit`` places before it has ended, and all in its ``after`` have.
+
+    Args:
+        ready_s: The second at which each message is ready.
+        parts_s: The seconds of latency and of work of each message.
+        credit: The messages that travel at once.
+        after: The messages that must end before each message starts. Empty: none.
+        urgency: A number for each message. Of messages that are ready the one with the smallest
+            number starts first. None: messages start in their order.
+
+    Returns:
+        The order in which messages started, and the seconds at which they started and ended.
     """
-    order, start_s, end_s = list[int](), [0.0] * len(parts_s), [NEVER] * len(parts_s)
     if credit == 1 and urgency is None:
-        link = Lane()
-        for place, (latency_s, work_s) in enumerate(parts_s):
-            start_s[place] = link.start_s(ready_s[place])
-            end_s[place] = link.take(ready_s[place], latency_s + work_s)
-        return Carried(list(range(len(parts_s))), start_s, end_s)
-    if urgency is None:  # the head of the line waits, and all behind it do
-        ready_s, urgency = list(accumulate(ready_s, max)), range(len(parts_s))
+        return _carry_in_turn(ready_s, parts_s)
+    if urgency is None:
+        # The head of the line waits, and all messages behind it do.
+        ready_s = list(accumulate(ready_s, max))
+        urgency = range(len(parts_s))
+    return _carry_by_urgency(ready_s, parts_s, credit, after, urgency)
+
+
+def _carry_in_turn(ready_s: Sequence[float], parts_s: Sequence[tuple[float, float]]) -> Carried:
+    """Carries one message after the other, in their order."""
+    link = Lane()
+    start_s = []
+    end_s = []
+    for message_ready_s, (latency_s, work_s) in zip(ready_s, parts_s, strict=True):
+        start_s.append(link.start_s(message_ready_s))
+        end_s.append(link.take(message_ready_s, latency_s + work_s))
+    return Carried(list(range(len(parts_s))), start_s, end_s)
+
+
+def _carry_by_urgency(
+    ready_s: Sequence[float],
+    parts_s: Sequence[tuple[float, float]],
+    credit: int,
+    after: Sequence[Sequence[int]],
+    urgency: Sequence[int],
+) -> Carried:
+    """Carries several messages at once; of those that are ready the most urgent starts first."""
+    order: list[int] = []
+    start_s = [0.0] * len(parts_s)
+    end_s = [NEVER] * len(parts_s)
     coming = sorted(range(len(ready_s)), key=lambda one: (ready_s[one], one), reverse=True)
     ready: list[tuple[int, int]] = []  # a heap of (urgency, message)
-    latent: list[tuple[float, int]] = []  # a heap of (end of its latency, message)
-    sharing: list[tuple[float, int]] = []  # a heap of (served_s at which it ends, message)
-    now_s = served_s = 0.0  # the work done for each sharing message, whenever it joined
-    while now_s < NEVER:
-        while coming and ready_s[coming[-1]] <= now_s:
-            heapq.heappush(ready, (urgency[coming[-1]], coming.pop()))
-        while (
-            ready
-            and (len(order) < credit or end_s[order[-credit]] < NEVER)
-            and not (after and any(end_s[other] == NEVER for other in after[ready[0][1]]))
-        ):
+    link = SharedLink()
+
+    def may_start(message: int) -> bool:
+        if len(order) >= credit and end_s[order[-credit]] == NEVER:
+            return False
+        return not after or all(end_s[other] < NEVER for other in after[message])
+
+    while link.now_s < NEVER:
+        while coming and ready_s[coming[-1]] <= link.now_s:
+            message = coming.pop()
+            heapq.heappush(ready, (urgency[message], message))
+        while ready and may_start(ready[0][1]):
             message = heapq.heappop(ready)[1]
             order.append(message)
-            start_s[message] = now_s
-            heapq.heappush(latent, (now_s + parts_s[message][0], message))
-        while latent and latent[0][0] <= now_s:
-            message = heapq.heappop(latent)[1]
-            heapq.heappush(sharing, (served_s + parts_s[message][1], message))
-        until_s = min(ready_s[coming[-1]] if coming else NEVER, latent[0][0] if latent else NEVER)
-        if sharing:  # rounding may have served a hair more than the work there was
-            ended_s = now_s + max(0.0, sharing[0][0] - served_s) * len(sharing)
-            if ended_s <= until_s:
-                served_s, message = heapq.heappop(sharing)
-                end_s[message] = now_s = ended_s
-                continue
-            served_s += (until_s - now_s) / len(sharing)
-        now_s = until_s
+            start_s[message] = link.now_s
+            link.start(message, *parts_s[message])
+        ended = link.advance(ready_s[coming[-1]] if coming else NEVER)
+        if ended is not None:
+            end_s[ended] = link.now_s
     return Carried(order, start_s, end_s)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
-from ...planning.default_fusion import NamedParam
+from ...contract.spec import NamedParam
 from ..step.hooked import Hooked
 from ..step.hooks import on_gradient
 from ..step.local_gradients import LocalGradients

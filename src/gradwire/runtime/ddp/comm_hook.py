@@ -30,9 +30,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from ...contract.spec import NamedParam
 from ...contract.travel import bytes_sent
 from ...errors import InvalidSetting, invalid
-from ...planning.default_fusion import NamedParam
 from ..device.streams import SideStream
 from ..overlap.overlap import Overlap
 from ..step.hooked import Hooked, Lent, untraced

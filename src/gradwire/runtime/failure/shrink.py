@@ -30,8 +30,8 @@ from weakref import WeakSet
 import torch.distributed as dist
 from torch import Tensor
 
+from ...contract.spec import NamedParam
 from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost
-from ...planning.default_fusion import NamedParam
 from ..elastic.rejoin import Lookout, Offer, come_together, open_group
 from ..handle import Handle
 from ..state import checkpoint

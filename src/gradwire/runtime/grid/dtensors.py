@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...contract.spec import NamedParam
 from ...errors import InvalidSetting, invalid
-from ...planning.default_fusion import NamedParam
 from ..step.messages import as_complex
 
 

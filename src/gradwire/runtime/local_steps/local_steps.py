@@ -32,8 +32,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from ...contract import Compressor, Exchange
+from ...contract.spec import NamedParam
 from ...errors import invalid
-from ...planning.default_fusion import NamedParam
 from ..attach import Attachment, grid_of
 from ..failure.integrity import DEFAULT_CHECK_EVERY
 from ..failure.membership import Membership

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from ...contract.spec import working_dtype
+from ...contract.spec import NamedParam, working_dtype
 from ...errors import InvalidSetting, invalid
-from ...planning.default_fusion import NamedParam
 from ..state.checkpoint import refuse_values
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]

@@ -10,8 +10,8 @@ from ...errors import InvalidSetting
 from ...planning.data.cluster import Cluster
 from ...planning.data.plan import DENSE, Plan
 from ...planning.data.profile import Profile
-from ...planning.judgement import MARGIN, admitted
 from ...planning.planner.auto import survey
+from ...planning.planner.auto.judgement import MARGIN, admitted
 from ...planning.planner.ddp import ddp
 from ...planning.price import iteration_s
 

@@ -23,7 +23,7 @@ from ...contract.bounds import check_whole
 from ...contract.units import format_seconds
 from ...planning.data.cluster import Cluster
 from ...planning.data.profile import Profile
-from ...planning.judgement import MOST_ERROR, stricter
+from ...planning.planner.auto.judgement import MOST_ERROR, stricter
 from ..controls import Controls, Flight, Pilot
 from ._decisions import (
     GAIN,

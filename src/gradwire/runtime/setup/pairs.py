@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ...contract.spec import NamedParam
 from ...errors import InvalidSetting, invalid
 from ...exchange.by_name import momentum_of, named_collective
 from ...exchange.error_feedback import Wrapper, chooser_of
-from ...planning.default_fusion import NamedParam
 from ..grid.dtensors import has_dtensors, is_dtensor
 from .settings import BOTH, Settings, sparse_weights
 

@@ -23,8 +23,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from ...contract.spec import NamedParam
 from ...errors import InvalidSetting, invalid
-from ...planning.default_fusion import NamedParam
 from ..grid.dtensors import is_dtensor
 from ..step.hooked import Hooked, untraced
 from ..step.wire import has_store

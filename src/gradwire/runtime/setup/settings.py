@@ -25,10 +25,10 @@ from ...contract import Compressor, Exchange
 from ...contract.bounds import check_whole
 from ...contract.compressor import KeywordSettings
 from ...contract.registry import KINDS, load, names
-from ...contract.spec import DTYPE_NAMES, DTYPES
+from ...contract.spec import DTYPE_NAMES, DTYPES, NamedParam
 from ...errors import InvalidSetting, UnknownName, invalid, with_brackets
 from ...exchange.by_name import exchange_for
-from ...planning.default_fusion import DEFAULT_CHANNELS, NamedParam, matrices
+from ...planning.default_fusion import DEFAULT_CHANNELS, matrices
 from ..device.backends import BACKENDS
 from ..failure.integrity import DEFAULT_CHECK_EVERY
 from ..grid.shards import ranks_of_each_host
@@ -277,7 +277,7 @@ def exchanges_in(given: object) -> list[Exchange]:
         return [given]
     if (plan := plan_in(given)) is None:
         return []
-    from ...planning.exchanges import exchanges_of
+    from ...exchange.planned import exchanges_of
 
     used = {message.exchange for message in plan.messages}
     return [one for name, one in exchanges_of(plan).items() if name in used]

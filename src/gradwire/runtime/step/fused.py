@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from ...collective.allreduce import allreduce
 from ...contract import Exchange
 from ...contract.member import turns_of
+from ...contract.spec import NamedParam
 from ...exchange.by_name import beside, is_pair, named_collective
 from ...exchange.pair import Pair
-from ...planning.default_fusion import NamedParam, default_cap_bytes, fuse
+from ...planning.default_fusion import default_cap_bytes, fuse
 from ..failure.membership import Membership
 from ..setup.settings import Settings, sparse_weights, tables
 from .engine import INLINE

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointFunction
 
+from ...contract.spec import NamedParam
 from ...errors import RankFailed
-from ...planning.default_fusion import NamedParam
 from ..grid.dtensors import is_dtensor, put_grad, shard_of_grad, sharded_modules
 from ..setup.refusals import exchanged_by, mark_attached, shown_as_around
 from .hooked import Hooked, untraced

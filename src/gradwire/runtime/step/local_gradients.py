@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ...planning.default_fusion import NamedParam
+from ...contract.spec import NamedParam
 from .hooked import untraced
 from .progress import Progress
 

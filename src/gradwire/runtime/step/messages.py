@@ -51,13 +51,12 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from ...contract import Copies, Exchange, Layout, Member, State
-from ...contract.spec import TensorSpec
+from ...contract.spec import NamedParam, TensorSpec
 from ...contract.state import leaves, with_tensors
 from ...contract.verbs import Compute, Steps
 from ...errors import InvalidSetting, invalid
 from ...exchange.error_feedback import Chooser, TensorEncoder, Wrapper, chooser_of
 from ...exchange.pair import Pair
-from ...planning.default_fusion import NamedParam
 from ..device.devices import home_of, kept_on
 from ..device.streams import Copying
 

@@ -8,14 +8,14 @@ from typing import Any
 from ...contract import Exchange
 from ...contract.collective import Collective
 from ...contract.member import turns_of
+from ...contract.spec import NamedParam
 from ...errors import InvalidSetting
 from ...exchange.pair import Pair
+from ...exchange.planned import exchanges_of, sound_exchanges
 from ...exchange.two_level import on_hosts
-from ...planning.check import check
+from ...planning.data.check import check
 from ...planning.data.plan import Plan
 from ...planning.data.profile import Layer, Profile, ProfiledTensor
-from ...planning.default_fusion import NamedParam
-from ...planning.exchanges import exchanges_of, sound_exchanges
 from ..device.devices import HOST, home_of
 from ..failure.membership import Membership
 from .engine import COMPUTE, INLINE, OFFLOAD

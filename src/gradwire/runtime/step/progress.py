@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.amp import GradScaler
 
+from ...contract.spec import NamedParam
 from ...contract.trace.span import Span
 from ...exchange.error_feedback import choose_together
-from ...planning.default_fusion import NamedParam
 from ..grid.dtensors import put_grad
 from .engine import Engine
 from .figures import Log, Recorder, density_of_step, outgrown

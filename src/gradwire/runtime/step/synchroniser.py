@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...contract.spec import NamedParam
 from ...contract.state import leaves
 from ...contract.verbs import Compute, Steps
 from ...exchange.error_feedback import residuals
-from ...planning.default_fusion import NamedParam
 from ..device.devices import HOST
 from ..device.streams import Copying, Offload, SideStream, StepMarks, Streams
 from ..failure.integrity import digests_of, refuse_other_bits

@@ -1,4 +1,4 @@
-"""Drafts: plans of one blend, each by a few numbers, so that a search can go through all of them.
+"""Candidates: plans of one blend, each by a few numbers, so that a search can go through all of them.
 
 A blend has one exchange beside the dense one, or none. The first tensors in backward order may stay
 dense, which the backward pass may hide, and which leaves the compute lane free. Of the others
@@ -21,30 +21,30 @@ from typing import NamedTuple
 
 import torch
 
-from ..contract import Exchange
-from ..contract.spec import CHUNK_ALIGNMENT
-from ..errors import InvalidSetting
-from ..exchange.two_level import on_hosts
-from .data.cluster import Cluster
-from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
-from .data.profile import Profile, ProfiledTensor
-from .default_fusion import DEFAULT_CHANNELS, default_messages
-from .exchanges import exchange_of_setting
-from .price import iteration_s
-from .simulation.clock import Iteration
-from .simulation.closed_form import backward_ends, carry
-from .simulation.network import HAIR
-from .simulation.representative import estimate
-from .simulation.supersteps import MOST_PLAYED, Superstep, Tariff, all_reduce
+from ....contract import Exchange
+from ....contract.spec import CHUNK_ALIGNMENT
+from ....errors import InvalidSetting
+from ....exchange.planned import exchange_of_setting
+from ....exchange.two_level import on_hosts
+from ...data.cluster import Cluster
+from ...data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
+from ...data.profile import Profile, ProfiledTensor
+from ...default_fusion import DEFAULT_CHANNELS, default_messages
+from ...price import iteration_s
+from ...simulation.clock import Iteration
+from ...simulation.closed_form import backward_ends, carry
+from ...simulation.network import HAIR
+from ...simulation.representative import estimate
+from ...simulation.supersteps import MOST_PLAYED, Superstep, Tariff, all_reduce
 
-# ---- drafts ------------------------------------------------------------------------------------
+# ---- candidates ------------------------------------------------------------------------------------
 
 
 FEW = 4
 """The most ranks for which what ``attach`` sends by default is counted."""
 
 
-class Draft(NamedTuple):
+class Candidate(NamedTuple):
     """The numbers that a plan of a blend is made from."""
 
     num_messages: int
@@ -72,8 +72,8 @@ class DraftedRange(NamedTuple):
 Ranges = tuple[DraftedRange, ...]
 
 
-class DraftedMessage(NamedTuple):
-    """A message of a draft: ranges of tensors in backward order, and its exchange's name."""
+class CandidateMessage(NamedTuple):
+    """A message of a candidate: ranges of tensors in backward order, and its exchange's name."""
 
     ranges: Ranges
     exchange: str
@@ -130,12 +130,12 @@ class Blend:
             return False
         return True
 
-    def messages(self, draft: Draft) -> list[DraftedMessage]:
-        """The messages of a draft in issue order."""
-        if draft.is_default:
+    def messages(self, candidate: Candidate) -> list[CandidateMessage]:
+        """The messages of a candidate in issue order."""
+        if candidate.is_default:
             return self._default
-        found = list(self._messages(draft))
-        if not draft.overlap_forward:
+        found = list(self._messages(candidate))
+        if not candidate.overlap_forward:
             return sorted(found, key=lambda one: -self._first_layer(one))
         urgency = [self._first_layer(one) for one in found]
         ready_s = [self.ends_s[layer] for layer in urgency]
@@ -145,11 +145,11 @@ class Blend:
             (joint,) = (verb for step in supersteps for verb in step.wire)
             first_s, last_s = (sum(w.seconds for w in supersteps[at].works) for at in (0, -1))
             costs.append((first_s + joint.price.latency_s, joint.price.work_s + last_s))
-        carried = carry(ready_s, costs, draft.credit, urgency=urgency)
+        carried = carry(ready_s, costs, candidate.credit, urgency=urgency)
         return [found[place] for place in carried.order]
 
     @cached_property
-    def _default(self) -> list[DraftedMessage]:
+    def _default(self) -> list[CandidateMessage]:
         """The messages that ``attach`` makes with the exchange and without a plan."""
         assert self.setting is not None
         # With more ranks each sends hardly more, and to count it tensor by tensor takes seconds.
@@ -163,28 +163,28 @@ class Blend:
         found = []
         for members, made in default_messages(params, exchange, num_hosts):
             whole = (DraftedRange(places[one], 0, param.numel()) for one, param in members)
-            found.append(DraftedMessage(tuple(whole), self.name if made == exchange else DENSE))
+            found.append(CandidateMessage(tuple(whole), self.name if made == exchange else DENSE))
         return found
 
-    def _messages(self, draft: Draft) -> Iterator[DraftedMessage]:
-        """The messages of a draft, those of each stream in backward order."""
+    def _messages(self, candidate: Candidate) -> Iterator[CandidateMessage]:
+        """The messages of a candidate, those of each stream in backward order."""
         every = [DraftedRange(place, 0, one.numel) for place, (one, _) in enumerate(self.tensors)]
-        share = 1.0 if self.setting is None else draft.dense_share
+        share = 1.0 if self.setting is None else candidate.dense_share
         upto_bytes = list(accumulate(tensor.size_bytes for tensor, _ in self.tensors))
         num_first = bisect_right(upto_bytes, share * upto_bytes[-1]) if every else 0
-        num_dense = max(1, round(share * draft.num_messages))
+        num_dense = max(1, round(share * candidate.num_messages))
         for ranges in self._cut(every[:num_first], num_dense, is_whole=False):
-            yield DraftedMessage(ranges, DENSE)
+            yield CandidateMessage(ranges, DENSE)
         if self.setting is None:
             return
         rest, shapes = every[num_first:], [tensor.shape for tensor, _ in self.tensors]
         vectors = [one for one in rest if len(shapes[one.place]) < 2]
         matrices = [one for one in rest if len(shapes[one.place]) > 1]
         is_whole = self.exchange.declared.whole_tensors
-        for ranges in self._cut(matrices, draft.num_messages, is_whole=is_whole):
-            yield DraftedMessage(ranges, self.name)
+        for ranges in self._cut(matrices, candidate.num_messages, is_whole=is_whole):
+            yield CandidateMessage(ranges, self.name)
         for ranges in self._cut(vectors, 1, is_whole=True):
-            yield DraftedMessage(ranges, DENSE)
+            yield CandidateMessage(ranges, DENSE)
 
     def _cut(
         self, every: Sequence[DraftedRange], count: int, *, is_whole: bool
@@ -209,10 +209,10 @@ class Blend:
             if ranges:
                 yield tuple(ranges)
 
-    def _first_layer(self, message: DraftedMessage) -> int:
+    def _first_layer(self, message: CandidateMessage) -> int:
         return self.tensors[message.ranges[-1].place][1]
 
-    def _supersteps(self, message: DraftedMessage) -> tuple[Superstep, ...]:
+    def _supersteps(self, message: CandidateMessage) -> tuple[Superstep, ...]:
         numel = sum(one.numel for one in message.ranges)
         first = self.tensors[message.ranges[0].place][0]
         if message.exchange == DENSE:
@@ -220,35 +220,35 @@ class Blend:
             return (all_reduce(size_bytes, self.cluster),)
         return estimate(self.exchange, numel, getattr(torch, first.dtype), self.tariff)
 
-    def seconds(self, draft: Draft) -> float:
-        """About what ``price.iteration_s`` says of the draft's plan.
+    def seconds(self, candidate: Candidate) -> float:
+        """About what ``price.iteration_s`` says of the candidate's plan.
 
         Infinite where a message holds more elements than the exchange takes.
         """
         try:
-            return self._seconds(draft)
+            return self._seconds(candidate)
         except InvalidSetting:
             return inf
 
-    def _seconds(self, draft: Draft) -> float:
-        messages = self.messages(draft)
+    def _seconds(self, candidate: Candidate) -> float:
+        messages = self.messages(candidate)
         iteration = Iteration(
             self.profile,
             self.cluster,
             [{self.tensors[place][1] for place, _, _ in one.ranges} for one in messages],
-            draft.credit,
-            draft.overlap_forward,
+            candidate.credit,
+            candidate.overlap_forward,
             [0] * len(messages),
             [""] * len(messages),
         )
         return iteration.timings([[self._supersteps(one) for one in messages]])[0].iteration_s
 
-    def exact_s(self, draft: Draft) -> float:
-        """Seconds of an iteration of the draft's plan."""
-        return iteration_s(self.plan(draft), self.profile, self.cluster)
+    def exact_s(self, candidate: Candidate) -> float:
+        """Seconds of an iteration of the candidate's plan."""
+        return iteration_s(self.plan(candidate), self.profile, self.cluster)
 
-    def plan(self, draft: Draft) -> Plan:
-        """The plan of a draft."""
+    def plan(self, candidate: Candidate) -> Plan:
+        """The plan of a candidate."""
         messages = [
             PlannedMessage(
                 chunks=tuple(
@@ -257,24 +257,24 @@ class Blend:
                 ),
                 exchange=one.exchange,
             )
-            for one in self.messages(draft)
+            for one in self.messages(candidate)
         ]
         is_used = any(message.exchange != DENSE for message in messages)
         return Plan(
             planner=self.name,
             model=self.profile.model,
             messages=tuple(messages),
-            credit=draft.credit,
-            overlap_forward=draft.overlap_forward,
+            credit=candidate.credit,
+            overlap_forward=candidate.overlap_forward,
             exchanges={self.name: self.setting} if self.setting and is_used else {},
         )
 
 
-DEFAULT = Draft(1, DEFAULT_CHANNELS, False, is_default=True)
-"""The draft of what ``attach`` does with a blend's exchange and without a plan."""
+DEFAULT = Candidate(1, DEFAULT_CHANNELS, False, is_default=True)
+"""The candidate of what ``attach`` does with a blend's exchange and without a plan."""
 
 
-# ---- The search for a blend's best draft -------------------------------------------------------
+# ---- The search for a blend's best candidate -------------------------------------------------------
 
 NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CREDITS = (2, 4)
@@ -283,25 +283,25 @@ SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 
 
 def first_seconds(blend: Blend) -> float:
-    """The least seconds of a few drafts, which tell which of several blends to go into."""
-    return min(blend.seconds(Draft(count, 2, False)) for count in (2, 8, 24))
+    """The least seconds of a few candidates, which tell which of several blends to go into."""
+    return min(blend.seconds(Candidate(count, 2, False)) for count in (2, 8, 24))
 
 
-def best_draft(blend: Blend, overlaps: Sequence[bool]) -> tuple[float, Draft]:
-    """The draft of least seconds; ``overlaps`` says whether it may overlap the next forward.
+def best_candidate(blend: Blend, overlaps: Sequence[bool]) -> tuple[float, Candidate]:
+    """The candidate of least seconds; ``overlaps`` says whether it may overlap the next forward.
 
     Of those that differ by rounding alone it is the one whose plan takes the least time.
     """
 
-    def priced(every: Iterable[Draft]) -> list[tuple[float, Draft]]:
-        return [(blend.seconds(draft), draft) for draft in every]
+    def priced(every: Iterable[Candidate]) -> list[tuple[float, Candidate]]:
+        return [(blend.seconds(candidate), candidate) for candidate in every]
 
-    found = min(priced(starmap(Draft, product(NUMBERS, CREDITS, overlaps))), key=itemgetter(0))
+    found = min(priced(starmap(Candidate, product(NUMBERS, CREDITS, overlaps))), key=itemgetter(0))
     if blend.setting is None:
         return found
     every = priced(
         found[1]._replace(num_messages=n, dense_share=s) for s in SHARES for n in NUMBERS
     )
     least_s = min(seconds for seconds, _ in every)
-    tied = [draft for seconds, draft in every if seconds <= least_s * (1 + HAIR)]
+    tied = [candidate for seconds, candidate in every if seconds <= least_s * (1 + HAIR)]
     return least_s, min(tied, key=blend.exact_s) if len(tied) > 1 else tied[0]

@@ -27,17 +27,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..collective.steps.shares import pack
-from ..contract import Compressor, Layout
-from ..contract.bounds import check_share
-from ..contract.registry import names
-from ..errors import UnknownName, invalid
-from ..exchange.by_name import algorithm_by_name
-from .data.cluster import Cluster
-from .data.fit import Floats, LineFit
-from .data.plan import Chunk
-from .data.profile import Profile, ProfiledTensor
-from .price import TIE
+from ....collective.steps.shares import pack
+from ....contract import Compressor, Layout
+from ....contract.bounds import check_share
+from ....contract.registry import names
+from ....errors import UnknownName, invalid
+from ....exchange.by_name import algorithm_by_name
+from ...data.cluster import Cluster
+from ...data.fit import Floats, LineFit
+from ...data.plan import Chunk
+from ...data.profile import Profile, ProfiledTensor
+from ...price import TIE
 
 ENTRY_BYTES = 8
 """Bytes of one sparse element on the wire: an int32 index and a float32."""

@@ -20,7 +20,7 @@ Differences from the paper:
       earliest. Dense tensors behind it travel with the sparse ones.
     - A tensor of 2^31 elements or more travels dense, as an int32 tells an element's place.
     - Profiles and measured lines stand for the paper's five iterations of online profiling.
-    - Groups are those of ``planning/fusion.py``, for Cupcake's cost.
+    - Groups are those of ``planning/planner/ssfusion/fusion.py``, for Cupcake's cost.
     - Hosts of several ranks add up first, and each rank sparsifies its own tensors of the sum. So
       no computation before a message is its sparsification: equation 2 and offloading have no
       meaning, and all variants are one. As many of a group's smallest tensors are dense as lets the
@@ -41,13 +41,14 @@ from itertools import accumulate
 from math import inf
 from operator import itemgetter
 
-from ...contract.bounds import check_share
-from ...errors import invalid
-from ..data.cluster import Cluster
-from ..data.fit import LineFit
-from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
-from ..data.profile import Profile
-from ..fusion import (
+from ....contract.bounds import check_share
+from ....errors import invalid
+from ...data.cluster import Cluster
+from ...data.fit import LineFit
+from ...data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
+from ...data.profile import Profile
+from ...simulation.closed_form import Lane
+from .fusion import (
     ENTRY_BYTES,
     NOTHING,
     Arrival,
@@ -57,7 +58,6 @@ from ..fusion import (
     chunks_in,
     is_too_long,
 )
-from ..simulation.closed_form import Lane
 
 VARIANTS, BOUNDS = ("naive", "o", "i", "oi"), ("compensated", "none")
 

@@ -3,9 +3,9 @@
 Source: gradwire's own. It takes up HiPress' and Espresso's question, which gradients to compress,
     and asks the simulator.
 Differences from the paper: it is of no paper.
-    - Dense plans of other planners and drafts (``planning/drafts.py``) of each compressor that the
-      fidelity admits are compared: how much stays dense, in how many messages, how many at once,
-      and whether the next forward pass is overlapped. The plan of ``ddp`` is among them, so under
+    - Dense plans of other planners are compared with candidates of each compressor that the
+      fidelity admits (``planning/planner/auto/candidates.py``). Candidates differ in how much stays
+      dense, in how many messages, how many at once, and whether the next forward pass is overlapped. The plan of ``ddp`` is among them, so under
       the model it is never slower than that.
     - What ``attach`` does with a compressor and no plan is among them too, below 16 ranks. With
       more, messages of equal length were predicted to be faster by up to 5 %.
@@ -15,7 +15,7 @@ Differences from the paper: it is of no paper.
     - Only compressors whose costs the cluster's file holds are considered; ``gradwire plan
       --planner auto --explain`` names the others.
     - Vectors are never compressed, as in the trainings that admit a compressor
-      (``planning/judgement.py``).
+      (``planning/planner/auto/judgement.py``).
     - Gradients that come as rows, which no all-reduce takes, travel as ``zen`` sends them.
 Settings: fidelity, "exact", "half", "safe" or "any"; overlap_forward, whether plans may overlap the
     next forward pass, for which ``attach`` needs the optimizer.
@@ -29,19 +29,19 @@ from functools import partial
 from math import inf
 from operator import itemgetter
 
-from ...errors import invalid
-from ..data.cluster import Cluster
-from ..data.plan import DENSE, Plan
-from ..data.profile import Profile
-from ..drafts import DEFAULT, Blend, best_draft, first_seconds
-from ..judgement import PricedPlan, Survey, admitted
-from ..simulation.clock import run_on_clock
-from ..sparse import SparsePart
-from .ddp import ddp
-from .mgwfbp import mgwfbp
+from ....errors import invalid
+from ...data.cluster import Cluster
+from ...data.plan import DENSE, Plan
+from ...data.profile import Profile
+from ...simulation.clock import run_on_clock
+from ...sparse import SparsePart
+from ..ddp import ddp
+from ..mgwfbp import mgwfbp
+from .candidates import DEFAULT, Blend, best_candidate, first_seconds
+from .judgement import PricedPlan, Survey, admitted
 
 JUDGED = 2
-"""The compressors that are gone into, those of the best first drafts."""
+"""The compressors that are gone into, those of the best first candidates."""
 NOT_WHILE_TRAINING = "write gw.pilot.auto(), which compares plans in real steps too"
 """The reason why attach takes no name of this planner, and the remedy."""
 PLAIN, MANY = 3, 16
@@ -121,7 +121,7 @@ def _dense(profile: Profile, cluster: Cluster, overlap_forward: bool) -> Iterato
     yield "mgwfbp", mgwfbp(profile, cluster)
     dense = Blend(profile, cluster)
     for overlaps in _overlaps(overlap_forward):  # each, as sparse messages may join them
-        yield "equal messages", dense.plan(best_draft(dense, (overlaps,))[1])
+        yield "equal messages", dense.plan(best_candidate(dense, (overlaps,))[1])
 
 
 def _compressed(
@@ -131,7 +131,7 @@ def _compressed(
     overlaps = _overlaps(overlap_forward)
     possible = [(first_seconds(one), one) for one in _possible(profile, cluster, fidelity)]
     best = [one for seconds, one in sorted(possible, key=itemgetter(0)) if seconds < inf]
-    made = [(one.name, one.plan(best_draft(one, overlaps)[1])) for one in best[:JUDGED]]
+    made = [(one.name, one.plan(best_candidate(one, overlaps)[1])) for one in best[:JUDGED]]
     plain = best[:PLAIN] if cluster.num_ranks < MANY else []
     whole = [one for one in plain if one.seconds(DEFAULT) < inf]
     made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one in whole]

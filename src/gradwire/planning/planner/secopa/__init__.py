@@ -2,7 +2,7 @@
 
 Source: Wu et al., "HiPress" (IEEE TPDS 2023), section 3.3, selective compression and partitioning
     (SeCoPa), with equations 1 and 2 and tables 2 and 3; section 6.1 for aggregators that sit with
-    the workers. The equations are in ``planning/casync.py``.
+    the workers. The equations are in ``planning/planner/secopa/casync.py``.
 Differences from the paper:
     - A gradient of at most N partitions is one message, whose exchange is told their number;
       aggregators of fewer than N take turns from message to message. One of more is ceil(K / N)
@@ -39,18 +39,18 @@ from typing import Any
 
 import torch
 
-from ...contract import Compressor, Layout
-from ...contract.bounds import check_share
-from ...contract.spec import TensorSpec
-from ...contract.travel import travel
-from ...errors import invalid
-from ...exchange.by_name import algorithm_by_name
-from ..buckets import check_bytes, check_credit
-from ..casync import CaSyncCost, LeastCost
-from ..data.cluster import Cluster
-from ..data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
-from ..data.profile import Profile, ProfiledTensor
-from ..exchanges import exchange_of_setting
+from ....contract import Compressor, Layout
+from ....contract.bounds import check_share
+from ....contract.spec import TensorSpec
+from ....contract.travel import travel
+from ....errors import invalid
+from ....exchange.by_name import algorithm_by_name
+from ....exchange.planned import exchange_of_setting
+from ...buckets import check_bytes, check_credit
+from ...data.cluster import Cluster
+from ...data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
+from ...data.profile import Profile, ProfiledTensor
+from .casync import CaSyncCost, LeastCost
 
 COLLECTIVES = ("casync_ps", "casync_ring", "allreduce")
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal, NamedTuple, get_args
 
-from ..contract import Compressor
-from ..contract.registry import load, names
-from ..errors import invalid
-from ..exchange.pair import suited
-from .data.cluster import Cluster
-from .data.plan import ExchangeSetting, Plan
-from .price import fewest_messages
+from ....contract import Compressor
+from ....contract.registry import load, names
+from ....errors import invalid
+from ....exchange.pair import suited
+from ...data.cluster import Cluster
+from ...data.plan import ExchangeSetting, Plan
+from ...price import fewest_messages
 
 # ---- Fidelity ----------------------------------------------------------------------------------
 #

@@ -10,10 +10,10 @@ from ..compress.none import none
 from ..contract import Exchange
 from ..contract.spec import TensorSpec
 from ..errors import InvalidSetting
-from ..exchange.by_name import by_name, exchange_for
-from ..exchange.error_feedback import TensorEncoder
-from .data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
-from .data.profile import ProfiledTensor
+from ..planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
+from ..planning.data.profile import ProfiledTensor
+from .by_name import by_name, exchange_for
+from .error_feedback import TensorEncoder
 
 
 def exchanges_of(plan: Plan) -> dict[str, Exchange]:

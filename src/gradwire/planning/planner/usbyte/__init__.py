@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..buckets import buckets, check_bytes
-from ..data.cluster import Cluster
-from ..data.plan import Plan
-from ..data.profile import Profile
-from ..phases import Instance, greedy, messages_of_blocks
-from ..planner_settings import SIZES
-from ..price import iteration_s
+from ...buckets import buckets, check_bytes
+from ...data.cluster import Cluster
+from ...data.plan import Plan
+from ...data.profile import Profile
+from ...planner_settings import SIZES
+from ...price import iteration_s
+from .phases import Instance, greedy, messages_of_blocks
 
 SEARCH = {"basic_partition_bytes": SIZES}
 

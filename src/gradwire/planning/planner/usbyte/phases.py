@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .buckets import Bucket
-from .data.cluster import Cluster
-from .data.plan import PlannedMessage
-from .data.profile import Profile
-from .simulation.closed_form import Lane, backward_ends, forward_times
+from ...buckets import Bucket
+from ...data.cluster import Cluster
+from ...data.plan import PlannedMessage
+from ...data.profile import Profile
+from ...simulation.closed_form import Lane, backward_ends, forward_times
 
 # ---- the two phases ----------------------------------------------------------------------------
 

@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..contract import Layout, Traits
-from ..contract.member import SIZE_BYTES
-from .data.cluster import Cluster, CodecFit
-from .data.fit import Floats, LineFit
+from ....contract import Layout, Traits
+from ....contract.member import SIZE_BYTES
+from ...data.cluster import Cluster, CodecFit
+from ...data.fit import Floats, LineFit
 
 MOST_BATCHES = 16
 """The most batches of N partitions each that a gradient is cut into."""

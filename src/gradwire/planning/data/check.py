@@ -7,11 +7,11 @@ says what it costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ..errors import InvalidSetting
-from .data.plan import DENSE, Plan, PlannedMessage
-from .data.profile import Profile, ProfiledTensor
+from ...errors import InvalidSetting
+from .plan import DENSE, Plan, PlannedMessage
+from .profile import Profile, ProfiledTensor
 
 TensorsByName = dict[str, ProfiledTensor]
 
@@ -80,23 +80,40 @@ def _of_encodes(plan: Plan, message: PlannedMessage, tensors: TensorsByName) -> 
         return
     if message.exchange == DENSE:
         yield f" is dense, so {named[0]!r} is not encoded"
+    yield from _of_names(message, named)
+    if plan.exchanges[message.exchange].sparsifier is None:
+        yield from _of_one_encode(message)
+    else:
+        yield from _of_cut_tensors(message, named, tensors)
+
+
+def _of_names(message: PlannedMessage, named: Sequence[str]) -> Iterator[str]:
+    """Tensors to encode that the message does not carry, or that are named twice."""
     carried = [chunk.tensor for chunk in message.chunks]
     for name in named:
         if name not in carried:
             yield f": {name!r} is to be encoded, and is not in the message"
         if named.count(name) > 1:
             yield f": {name!r} is to be encoded twice"
-    if plan.exchanges[message.exchange].sparsifier is None:
-        early = f"{message.early[0]!r} cannot be encoded early" if message.early else ""
-        if early:
-            yield f" is encoded as one, so {early}, before the others are there"
-        for name in carried:
-            if name not in message.inline:
-                yield (
-                    " is encoded as one, so all of its tensors are encoded inline or none; "
-                    f"{name!r} is not"
-                )
-        return
+
+
+def _of_one_encode(message: PlannedMessage) -> Iterator[str]:
+    """Tensors of a message that one call encodes, where only some are encoded inline or early."""
+    if message.early:
+        early = f"{message.early[0]!r} cannot be encoded early"
+        yield f" is encoded as one, so {early}, before the others are there"
+    for chunk in message.chunks:
+        if chunk.tensor not in message.inline:
+            yield (
+                " is encoded as one, so all of its tensors are encoded inline or none; "
+                f"{chunk.tensor!r} is not"
+            )
+
+
+def _of_cut_tensors(
+    message: PlannedMessage, named: Sequence[str], tensors: TensorsByName
+) -> Iterator[str]:
+    """Tensors that are to be encoded by themselves, and of which the message has only a part."""
     for chunk in message.chunks:
         if chunk.tensor in named and chunk.numel < tensors[chunk.tensor].numel:
             yield f": {chunk.tensor!r} is to be encoded by itself, and is cut"
