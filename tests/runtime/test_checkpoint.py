@@ -15,6 +15,7 @@ from gradwire.contract import Exchange
 from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.error_feedback import ErrorFeedback, residuals
+from gradwire.exchange.two_level import on_hosts
 from gradwire.runtime.state.checkpoint import Origin, collect, loaded, move
 from gradwire.runtime.step.messages import Message, ParamRange
 from tests.each import each
@@ -168,3 +169,29 @@ def test_redistribution_refuses_what_is_not_whole(
 ) -> None:
     with pytest.raises(InvalidSetting, match=said):
         gw.redistribute(states(), world_size)
+
+
+def of_hosts(exchange: Exchange, *, num_hosts: int) -> list[dict[str, Any]]:
+    """The states of all ranks, two on each host, after a step of their own at every place."""
+    world, hosts = 2 * num_hosts, on_hosts(exchange, 2)
+    param = torch.zeros(64, 4)
+    ranks = [
+        Message(0, [ParamRange.whole("table", param)], hosts, rank, world) for rank in range(world)
+    ]
+    found = []
+    for rank, message in enumerate(ranks):
+        for path, held in message.rest_of_state().items():
+            assert path == "inner.growth_1"
+            held.fill_(1.0 + rank % 2)  # ranks at one place of their hosts have the same
+        origin = Origin("rows", world, rank, "", 2, f"place {rank % 2}")
+        found.append(collect([message], origin, step=1, run="a run"))
+    return found
+
+
+def test_what_ranks_decide_by_is_one_hosts_after_another_number_of_ranks() -> None:
+    """Ranks at different places of a host have exchanged different shares, and decided apart."""
+    olds = of_hosts(gw.with_natural_sparsity(gw.compress.topk(density=0.1), 4), num_hosts=2)
+    for world, ranks_per_host in ((2, 1), (3, 1), (4, 1), (8, 2)):
+        news = gw.redistribute(olds, world, ranks_per_host)
+        grown = {float(new["messages"]["table"]["inner.growth_1"]) for new in news}
+        assert len(grown) == 1, grown

@@ -314,7 +314,7 @@ class Handle:
         call = JointCall(self._engine, "gather_state()", "gathered")
         with call.refusing():
             own = self.state_dict()
-        call.agree(own, strict=True, next_step=self._progress.step)
+        call.agree(own, self._shared(own), strict=True, next_step=self._progress.step)
         states = call.gather(own)
         return {place_name(rank, self.world_size): state for rank, state in enumerate(states)}
 
@@ -376,9 +376,15 @@ class Handle:
             self.synchronize()
             own = part_of(own_part(self._owners, state_dict, self._origin), self._origin)
             put_in_place = self._checked(own, strict)
-        call.agree(own, strict=strict, next_step=self._progress.step)
+        call.agree(own, self._shared(own), strict=strict, next_step=self._progress.step)
         put_in_place()
         self._num_loads += 1
+
+    def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
+        """The values in a state that are the same on all ranks, by their names in errors."""
+        from .state import checkpoint
+
+        return checkpoint.shared_values(saved, self._progress.messages)
 
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
         """A function that puts a state in place, once all of it was found to fit."""
