@@ -88,6 +88,14 @@ class Handle:
             f"rank {self.rank} of {self.world_size}, step {self.step}{detached}>"
         )
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuses ``copy.copy``, ``copy.deepcopy`` and ``pickle``; a copy of the model has none."""
+        raise InvalidSetting(
+            f"{self!r} is a handle and cannot be copied or pickled, as it has connections of this "
+            "process; save handle.state_dict(), attach each copy of the model anew, and keep the "
+            "handle out of what is copied, such as the model's attributes"
+        )
+
     @property
     def _engine(self) -> Engine:
         return self.synchroniser.engine
@@ -384,7 +392,8 @@ class Handle:
         """The values in a state that are the same on all ranks, by their names in errors."""
         from .state import checkpoint
 
-        return checkpoint.shared_values(saved, self._progress.messages)
+        exchanges = [message.exchange for message in self._progress.messages]
+        return checkpoint.shared_values(saved, exchanges)
 
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
         """A function that puts a state in place, once all of it was found to fit."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import product
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...contract import MOST_COUNTED, State
+from ...contract import MOST_COUNTED, Exchange, State
 from ...contract.bounds import check_whole
 from ...errors import InvalidSetting, invalid
 from ...exchange.error_feedback import nested
@@ -120,13 +120,13 @@ def common_fields(saved: Mapping[str, Any]) -> Iterator[tuple[str, str, Fields]]
             yield kind, name, {p: held for p, held in fields.items() if has_all or is_by_element(p)}
 
 
-def shared_values(saved: Mapping[str, Any], messages: Sequence[Message]) -> dict[str, str]:
+def shared_values(saved: Mapping[str, Any], exchanges: Iterable[Exchange]) -> dict[str, str]:
     """The values in a state by which ranks decide alike, as text, by their names in errors.
 
     They are whole numbers, and the fields that an exchange ``decides_by``. A long one's is a
     digest.
     """
-    parts = [part for message in messages for part in nested(message.exchange)]
+    parts = [part for exchange in exchanges for part in nested(exchange)]
     deciding = {name for part in parts for name in part.decides_by}
     found: dict[str, str] = {}
     for key, of in (("params", ""), ("messages", "the message of ")):
