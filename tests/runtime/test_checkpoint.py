@@ -195,6 +195,7 @@ def test_what_ranks_decide_by_is_one_hosts_after_another_number_of_ranks() -> No
         news = gw.redistribute(olds, world, ranks_per_host)
         grown = {float(new["messages"]["table"]["inner.growth_1"]) for new in news}
         assert len(grown) == 1, grown
+        assert {new["share"] for new in news} == {""}, "each has all of its host's"
 
 
 HOSTED = gw.with_error_feedback(gw.pair(gw.compress.qsgd(bitwidth=8), gw.collective.casync_ps()))

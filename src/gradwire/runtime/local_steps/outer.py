@@ -168,7 +168,8 @@ def check_outer(saved: Any, whose: str = "the state") -> None:
                 "pass what the handle of local_steps returned from state_dict()"
             )
     for key in ("position", "left"):
-        check_whole(f"{key} of {whose}", saved[key], _DAMAGED, least=0, most=MOST_STEPS)
+        what = f"{key} in the period of {whose}"
+        check_whole(what, saved[key], _DAMAGED, least=0, most=MOST_STEPS)
 
 
 def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

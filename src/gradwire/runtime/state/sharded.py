@@ -28,6 +28,7 @@ _REST = "rest"
 """The entry beside parameters: what is no element's, of all ranks, as ``torch.save`` writes it."""
 _FORM = "gradwire's sharded state, 1"
 _MOST_REPLICAS = 2**24
+"""The most replicas, and parts of a parameter: shapes of their rows can be counted."""
 _DAMAGED = "load an undamaged checkpoint into what handle.sharded_state() returned"
 
 
