@@ -190,7 +190,7 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
 
 
 def _rest_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a sharded state holds beside tensors of parameters, once its form was checked."""
+    """All of a sharded state but the tensors of parameters, once its form was checked."""
     try:
         rest: dict[str, Any] = read_packed(io.BytesIO(given[_REST]))
     except Exception as error:  # whatever torch.load raises for damaged bytes
