@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.trace.chrome import TOUCHING_S, slots, to_chrome
+from gradwire.contract.trace.chrome import TOUCHING_S, save_chrome, slots, to_chrome
 from gradwire.contract.trace.span import LANES, Span, StepDensity, Trace
 from gradwire.errors import InvalidSetting
 from tests.each import each
@@ -163,3 +164,65 @@ def test_an_event_carries_what_the_span_says() -> None:
     assert event["ts"] == 0.5e6
     assert event["dur"] == 0.25e6
     assert event["args"] == {"size_bytes": 4096, "step": 3, "message": 2}
+
+
+BYTES = {"no UTF-8": b"\xff\xfe\x00", "continuation bytes": b"\x80" * 100, "a NUL": b"{\x00}"}
+
+
+@each("content", BYTES.values(), ids=list(BYTES))
+def test_bytes_that_are_no_text_are_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(InvalidSetting, match=r"(trace\.json|a trace) cannot be read: .*; "):
+        Trace.load(path)
+
+
+def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none", tmp_path / ("long" * 100), "a\x00b"):
+        with pytest.raises(InvalidSetting, match=r"cannot be read: .*; "):
+            Trace.load(path)
+        beyond = path / "x" if isinstance(path, Path) and path != tmp_path else path
+        for save in (TRACE.save, lambda to: save_chrome(TRACE, to)):
+            with pytest.raises(InvalidSetting, match=r"cannot be written: .*; "):
+                save(beyond)
+
+
+@each("save", [Trace.save, save_chrome], ids=["save", "save_chrome"])
+def test_a_reader_of_the_old_file_never_sees_a_part_of_the_new(save: Any, tmp_path: Path) -> None:
+    folder = tmp_path / save.__name__
+    folder.mkdir()
+    path = folder / "trace.json"
+    before = folder / "before.json"
+    path.write_text("what a reader has opened")
+    before.hardlink_to(path)
+    save(TRACE, path)
+    assert before.read_text() == "what a reader has opened"
+    assert sorted(folder.iterdir()) == [before, path]
+
+
+STEP = StepDensity(0, 7, 0.5, 800, numel=10_000, asked=100.0, selected=100, arrived=380)
+SAVED = json.loads(Trace.of(TRACE.spans[:1], [STEP]).to_json())
+ODD: tuple[Any, ...] = (None, True, "x", [], {}, 1e400, -1e400, float("nan"), 10**400)
+"""Values that no entry of a trace has, where it has no text and may not be left out."""
+
+
+def with_entry(rows: str, name: str, value: Any) -> str:
+    return json.dumps({**SAVED, rows: [{**SAVED[rows][0], name: value}]})
+
+
+def test_each_entry_is_of_its_type_and_within_its_bounds() -> None:
+    for rows in ("spans", "densities"):
+        for name, sound in SAVED[rows][0].items():
+            may_be = (str,) if isinstance(sound, str) else (type(None),) if name == "asked" else ()
+            for value in ODD:
+                if may_be and isinstance(value, may_be):
+                    Trace.from_json(with_entry(rows, name, value))
+                    continue
+                with pytest.raises(InvalidSetting, match=f"{name}.*; "):
+                    Trace.from_json(with_entry(rows, name, value))
+
+
+@each("text", ["", "{", "null", '{"schema": 1}', '{"schema": 1, "spans": [3]}', "[" * 100_000])
+def test_texts_that_are_no_trace_are_refused(text: str) -> None:
+    with pytest.raises(InvalidSetting, match="; "):
+        Trace.from_json(text)

@@ -143,6 +143,8 @@ COLLECTIVE_BITES = (
 )
 
 EXCHANGE_BITES = (
+    (on_exchanges.law_whole_numbers_of_the_state_are_shared, exchanges.counts_its_own()),
+    (on_exchanges.law_whole_numbers_of_the_state_are_shared, exchanges.decides_by_its_own()),
     (
         on_exchanges.law_nothing_is_lost_or_made,
         _with(collectives.hides_aggregator_loss(), onebit()),

@@ -28,6 +28,13 @@ class Hoard(NamedTuple):
     inner: State
 
 
+class Figure(NamedTuple):
+    """A figure beside the state of a pair."""
+
+    figure_1: Tensor
+    inner: State
+
+
 @dataclass(frozen=True)
 class altered(Pair):
     """Sound: a pair whose ``synchronise`` calls ``before`` and ``after``. The others break it."""
@@ -63,6 +70,27 @@ class drops_residual(altered):
     def before(self, grad_N: Tensor, residual_N: Tensor | None) -> None:
         if residual_N is not None:
             residual_N.zero_()
+
+
+class counts_its_own(altered):
+    """Keeps a whole number that each rank counts by itself."""
+
+    kept: ClassVar[torch.dtype] = torch.int64
+
+    def init(self, spec, world):
+        return Figure(torch.zeros(1, dtype=self.kept), super().init(spec, world))
+
+    def synchronise(self, me, state, grad_N, out_N, residual_N=None):
+        figure_1 = state.figure_1 + (grad_N > 0).sum()
+        inner = yield from super().synchronise(me, state.inner, grad_N, out_N, residual_N)
+        return Figure(figure_1, inner)
+
+
+class decides_by_its_own(counts_its_own):
+    """Says that ranks decide by a figure that each has of its own gradient."""
+
+    kept: ClassVar[torch.dtype] = torch.float64
+    decides_by: ClassVar[tuple[str, ...]] = ("figure_1",)
 
 
 class keeps_beside_its_state(altered):

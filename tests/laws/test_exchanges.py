@@ -119,3 +119,11 @@ def test_means_of_what_is_drawn_are_unbiased(exchange: Exchange) -> None:
 def test_residuals_stay_bounded_over_400_steps(place: int) -> None:
     case = of_one(ALGORITHMS[place], 2, 6, seed=place)
     bounded.law_residuals_stay_bounded(ALGORITHMS[place], case)
+
+
+@by_file(EXCHANGES)
+def test_ranks_decide_by_the_same_numbers(subtests: pytest.Subtests, places: list[int]) -> None:
+    """Of every exchange: checkpoints whose whole numbers differ among ranks are refused."""
+    for place in places:
+        with subtests.test(name_of(EXCHANGES[place])):
+            exchanges.law_whole_numbers_of_the_state_are_shared(EXCHANGES[place], ALWAYS)

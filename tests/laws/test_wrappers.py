@@ -191,3 +191,8 @@ def test_every_law_has_a_specimen_and_accepts_the_sound(laws: Any, broken: Any) 
     assert {law for law, _ in broken.BITES} == set(laws)
     for law, exchange in product(laws, broken.SOUND):
         law(exchange, ALWAYS)
+
+
+@each("exchange", [*CHANGING, *MOMENTUM, *DECOUPLED], ids=name_of)
+def test_ranks_decide_by_the_same_numbers(exchange: Exchange) -> None:
+    exchanges.law_whole_numbers_of_the_state_are_shared(exchange, ALWAYS)

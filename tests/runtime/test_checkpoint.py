@@ -15,6 +15,7 @@ from gradwire.contract import Exchange
 from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.error_feedback import ErrorFeedback, residuals
+from gradwire.exchange.two_level import on_hosts
 from gradwire.runtime.state.checkpoint import Origin, collect, loaded, move
 from gradwire.runtime.step.messages import Message, ParamRange
 from tests.each import each
@@ -168,3 +169,69 @@ def test_redistribution_refuses_what_is_not_whole(
 ) -> None:
     with pytest.raises(InvalidSetting, match=said):
         gw.redistribute(states(), world_size)
+
+
+def of_hosts(exchange: Exchange, *, num_hosts: int) -> list[dict[str, Any]]:
+    """The states of all ranks, two on each host, after a step of their own at every place."""
+    world, hosts = 2 * num_hosts, on_hosts(exchange, 2)
+    param = torch.zeros(64, 4)
+    ranks = [
+        Message(0, [ParamRange.whole("table", param)], hosts, rank, world) for rank in range(world)
+    ]
+    found = []
+    for rank, message in enumerate(ranks):
+        for path, held in message.rest_of_state().items():
+            assert path == "inner.growth_1"
+            held.fill_(1.0 + rank % 2)  # ranks at one place of their hosts have the same
+        origin = Origin("rows", world, rank, "", 2, f"place {rank % 2}")
+        found.append(collect([message], origin, step=1, run="a run"))
+    return found
+
+
+def test_what_ranks_decide_by_is_one_hosts_after_another_number_of_ranks() -> None:
+    """Ranks at different places of a host have exchanged different shares, and decided apart."""
+    olds = of_hosts(gw.with_natural_sparsity(gw.compress.topk(density=0.1), 4), num_hosts=2)
+    for world, ranks_per_host in ((2, 1), (3, 1), (4, 1), (8, 2)):
+        news = gw.redistribute(olds, world, ranks_per_host)
+        grown = {float(new["messages"]["table"]["inner.growth_1"]) for new in news}
+        assert len(grown) == 1, grown
+        assert {new["share"] for new in news} == {""}, "each has all of its host's"
+
+
+HOSTED = gw.with_error_feedback(gw.pair(gw.compress.qsgd(bitwidth=8), gw.collective.casync_ps()))
+"""Draws for each chunk of a message; on hosts there are as many chunks as hosts."""
+
+
+def of_flat_ranks(world: int) -> list[dict[str, Any]]:
+    param = torch.zeros(600)
+    found = []
+    for rank in range(world):
+        message = Message(0, [ParamRange.whole("w", param)], HOSTED, rank, world)
+        next(iter(residuals(message.state).values())).fill_(float(rank + 1))
+        found.append(collect([message], Origin("draws", world, rank), step=1, run="a run"))
+    return found
+
+
+def test_chunks_of_flat_ranks_are_none_of_as_many_ranks_on_hosts() -> None:
+    """What is kept of a chunk starts afresh, as hosts cut other chunks."""
+    news = gw.redistribute(of_flat_ranks(4), 4, 2)
+    for rank, new in enumerate(news):
+        param = ParamRange.whole("w", torch.zeros(600))
+        message = Message(0, [param], on_hosts(HOSTED, 2), rank, 4)
+        here = Origin("draws", 4, rank, "", 2, "the share of this rank")
+        [state] = loaded(new, [message], here)
+        held = next(iter(residuals(state).values()))
+        # Host 0 has the ranks 0 and 2 of before, host 1 has 1 and 3; a mean is over two hosts.
+        assert held.tolist() == [(2.0, 3.0)[rank // 2]] * held.numel()
+
+
+def test_states_that_are_redistributed_twice_owe_what_they_owed() -> None:
+    """A host's ranks have all of their host's each, until they load it and keep their share."""
+    first = of_flat_ranks(4)
+    for number, per_host in ((4, 2), (2, 2), (6, 3), (8, 2)):
+        on_some = gw.redistribute(first, number, per_host)
+        back = gw.redistribute(on_some, 4, 1)
+        again = gw.redistribute(gw.redistribute(on_some, 12, 4), 4, 1)
+        for states in (back, again):
+            total = sum(float(one["params"]["w"]["residual_N"][0]) for one in states)
+            assert total == pytest.approx(1.0 + 2.0 + 3.0 + 4.0), (number, per_host)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import SGD
 
 import gradwire as gw
+from gradwire.errors import InvalidSetting
 from tests.each import each
 from tests.runtime import plans
 from tests.runtime.given import keywords
@@ -168,3 +169,62 @@ def test_copies_of_a_ddp(two: Ranks) -> None:
     trained, *copies, again, detached = one
     assert len(set(copies)) == 1, "copies train as DDP does without gradwire"
     assert trained != again == detached
+
+
+# ---- Handles ------------------------------------------------------------------------------------
+
+
+class Holder(nn.Module):
+    """A module that has its own handle as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+        self.handle: Any = None
+
+
+HANDLE_COPIES: list[Callable[[Any], Any]] = [copy.copy, *COPIES]
+
+
+@each("made", HANDLE_COPIES, ids=["copy", "deepcopy", "pickle", "torch.save"])
+def test_a_copy_of_a_handle_is_refused_with_what_to_do(made: Callable[[Any], Any]) -> None:
+    net, holder = nn.Linear(4, 2), Holder()
+    optimizer = momentum(net.parameters())
+    holder.handle = gw.attach(holder, "topk")
+    handles = [holder.handle, gw.local_steps(net, optimizer, "topk", every=4)]
+    for handle in handles:
+        with pytest.raises(
+            InvalidSetting, match=r"handle and cannot be copied .*; save .*state_dict\(\)"
+        ):
+            made(handle)
+    if made is not copy.copy:
+        with pytest.raises(InvalidSetting, match="handle out of what is copied"):
+            made(holder)
+    for handle in handles:
+        handle.detach()
+
+
+def averaged(net: nn.Module) -> nn.Module:
+    """The moving average of a model's parameters, as torch makes it."""
+    model = torch.optim.swa_utils.AveragedModel(net)
+    model.update_parameters(net)
+    return model
+
+
+def test_a_moving_average_of_an_attached_model_is_not_exchanged() -> None:
+    for locally in (False, True):
+        net = Net()
+        optimizer = momentum(net.parameters())
+        if locally:
+            handle = gw.local_steps(net, optimizer, "topk", every=4)
+        else:
+            handle = gw.attach(net, "topk")
+        train(net, optimizer, 0, range(2))
+        model = averaged(net)
+        assert digest(model.module) == digest(net)
+        assert hooks(model.module) == hooks(Net())
+        train(net, optimizer, 0, range(2, 4))
+        model.update_parameters(net)
+        assert handle.step == 4
+        assert digest(model.module) != digest(net)
+        handle.detach()

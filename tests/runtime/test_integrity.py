@@ -131,6 +131,13 @@ def accumulated(rank: int, world: int) -> int:
     return int(handle.step)
 
 
+def outer_tensor(handle: Any, what: str) -> Tensor:
+    """The anchor of a parameter, or the outer optimizer's momentum of it."""
+    anchor = handle._outer.anchors["deep.weight"]
+    found: Tensor = anchor if what == "anchor" else handle.outer.state[anchor]["momentum_buffer"]
+    return found
+
+
 def struck(rank: int, world: int, way: str, what: str) -> tuple[tuple[int, ...], int, int, str]:
     """What the error says where one rank's bits change in step 1, of 3 to a check."""
     net, optimizer, handle = prepared(way, 3)
@@ -143,9 +150,9 @@ def struck(rank: int, world: int, way: str, what: str) -> tuple[tuple[int, ...],
         for step in range(7):
             optimizer.zero_grad()
             loss_of(net, rank, step).backward()
-            if step == 1 and rank == world - 1 and what in ("parameter", "grad", "anchor"):
+            if step == 1 and rank == world - 1 and what != "optimizer":
                 handle.synchronize()
-                spoilt = handle.anchors()["deep.weight"] if what == "anchor" else weight
+                spoilt = outer_tensor(handle, what) if way == LOCAL else weight
                 words = (spoilt.grad if what == "grad" else spoilt).detach().view(torch.int32)
                 words[3, 2] ^= 1 << 30
             optimizer.step()
@@ -192,6 +199,7 @@ def test_checks_change_no_bit_and_are_silent_where_all_is_well(two: Ranks) -> No
         (DDP, "optimizer"),
         (OVERLAP, "parameter"),
         (LOCAL, "anchor"),
+        (LOCAL, "momentum"),
     ],
 )
 def test_a_bit_that_flips_once_is_noticed_at_the_next_check(

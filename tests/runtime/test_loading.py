@@ -441,3 +441,87 @@ def test_a_rank_that_dies_while_states_travel_is_named(doomed: Ranks) -> None:
     for ranks, text in doomed.survivors({2}):
         assert ranks == (2,)
         assert "step 3 cannot be finished: rank 2 of 4 stopped answering" in text
+
+
+# ---- What decides the bytes of a step is the same on all ranks -----------------------------------
+
+
+def is_count(path: str, held: torch.Tensor) -> bool:
+    return not path.endswith("_N") and not held.is_floating_point()
+
+
+def one_more(state: State, wanted: Callable[[str, torch.Tensor], bool]) -> tuple[State, str]:
+    """The state with 1 more in the last of the fields that are wanted, and the field's path."""
+    for key in ("params", "messages"):
+        for name, fields in state[key].items():
+            for path, held in fields.items():
+                if wanted(path, held):
+                    found = key, name, path
+    key, name, path = found
+    changed = {**state[key][name], path: state[key][name][path] + 1}
+    return {**state, key: {**state[key], name: changed}}, f"{path} of "
+
+
+DECIDING: dict[str, tuple[Exchange, Callable[[str, torch.Tensor], bool]]] = {
+    "stage of a warm-up": (WARMING, lambda path, _: path.endswith("step_T")),
+    "stage of the first steps": (gw.with_warmup(TOPK, 3), lambda path, _: path == "step_T"),
+    "draws": (gw.exchange_for(gw.compress.randomk(density=0.5)), is_count),
+    "who leads": (gw.exchange_for(gw.compress.deft(density=0.1)), is_count),
+    "rows or all": (
+        gw.with_natural_sparsity(gw.compress.none(), 4),
+        lambda path, _: path.endswith("growth_1"),
+    ),
+}
+
+
+def with_other_counters(rank: int, world: int) -> list[tuple[str, str]]:
+    """What a rank is told where rank 1 of two loads one step more than rank 0."""
+    told = []
+    for exchange, wanted in DECIDING.values():
+        net, handle = attached(exchange)
+        [state] = at_steps(net, handle, rank, 2)
+        other, what = one_more(state, wanted)
+        with pytest.raises(RanksDiffer) as raised:
+            handle.load_state_dict(other if rank else state)
+        told.append((what, str(raised.value)))
+        handle.load_state_dict(other)  # the same on all
+        train(net, momentum(net.parameters()), rank, range(2, 3))
+        handle.detach()
+    return told
+
+
+def test_counters_that_decide_what_is_sent_are_the_same_on_all_ranks(two: Ranks) -> None:
+    of_ranks = two.run(with_other_counters)
+    assert len(of_ranks[0]) == len(DECIDING)
+    for told in of_ranks:
+        for what, text in told:
+            how = "rank 0 and rank 1 do not have the same checkpoint: " + what
+            assert text.startswith(how), text
+            assert " against " in text
+            assert "; nothing was loaded: " in text
+
+
+def with_another_period(rank: int, world: int) -> list[str]:
+    """Rank 1 of two loads another place in the period, then means that others do not await."""
+    net = Net()
+    optimizer = momentum(net.parameters())
+    handle = gw.local_steps(net, optimizer, "none", every=4, delay=2)
+    train(net, optimizer, rank, range(5))
+    state = handle.state_dict()
+    told = []
+    for key, value in ("position", 2), ("left", 3), ("arriving", {}):
+        other = {**state, "outer": {**state["outer"], key: value}}
+        with pytest.raises(RanksDiffer) as raised:
+            handle.load_state_dict(other if rank else state)
+        told.append(str(raised.value))
+    handle.load_state_dict(state)
+    train(net, optimizer, rank, range(5, 9))
+    handle.detach()
+    return told
+
+
+def test_the_place_in_a_period_is_the_same_on_all_ranks(two: Ranks) -> None:
+    for position, left, arriving in two.run(with_another_period):
+        assert "the same checkpoint: position in the period is 1 against 2" in position
+        assert "the same checkpoint: steps until means take effect is 1 against 3" in left
+        assert "the same checkpoint: pending means is " in arriving

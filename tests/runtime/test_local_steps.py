@@ -539,3 +539,42 @@ def test_anchors_that_differ_are_not_redistributed() -> None:
     olds[1]["outer"]["anchors"][WEIGHT] += 1
     with pytest.raises(InvalidSetting, match=f"anchors of {WEIGHT} of rank 0 and rank 1 differ"):
         gw.redistribute(olds, 3)
+
+
+# ---- Means on their way --------------------------------------------------------------------------
+
+
+def shifted(**rhythm: Any) -> tuple[nn.Linear, Any, Any]:
+    """A model whose every local step subtracts 1, an anchor that becomes the parameters' mean."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    average = partial(SGD, lr=1.0)
+    return model, optimizer, gw.local_steps(model, optimizer, "none", outer=average, **rhythm)
+
+
+def shift(model: nn.Linear, optimizer: Any, steps: int) -> None:
+    for _ in range(steps):
+        model.weight.grad = torch.ones(1, 1)
+        optimizer.step()
+
+
+def test_means_of_a_longer_delay_take_effect_before_the_next_ones_leave() -> None:
+    model, optimizer, handle = shifted(every=4, delay=3, mixing=0.0)
+    shift(model, optimizer, 4)
+    saved = handle.state_dict()
+    assert saved["outer"]["left"] == 3
+    handle.detach()
+    model, optimizer, handle = shifted(every=2, delay=0, mixing=0.0)
+    handle.load_state_dict(saved)
+    shift(model, optimizer, 2)  # the mean of the first four steps is still on its way
+    assert handle.anchors()["weight"].item() == model.weight.item() == -4.0
+    handle.detach()
+
+
+def test_the_end_of_a_period_mixes_what_was_on_its_way() -> None:
+    model, optimizer, handle = shifted(every=4, delay=2, mixing=0.5)
+    shift(model, optimizer, 5)  # the anchor of the first four is still on its way
+    handle.end_period()
+    assert handle.anchors()["weight"].item() == model.weight.item() == -4.5
+    handle.detach()

@@ -7,6 +7,7 @@ kind of. Either it is loaded, and training goes on with it, or it is refused and
 from __future__ import annotations
 
 import copy
+import io
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,7 +25,9 @@ from gradwire.exchange.by_name import clone_state
 from gradwire.exchange.local import drive
 from gradwire.runtime.setup.settings import tables
 from gradwire.runtime.state.checkpoint import Origin, collect, loaded
+from gradwire.runtime.state.plain import packed, read_packed
 from gradwire.runtime.step.messages import Message, ParamRange
+from gradwire.runtime.step.synchroniser import Record
 from gradwire_lab.laws.tolerance import same_bits
 from tests.each import each
 
@@ -322,4 +325,79 @@ def test_a_handle_that_refuses_trains_on_as_if_nothing_had_been_given() -> None:
             if isinstance(value_at(twin, path), Tensor):
                 assert same_bits(value_at(now, path), value_at(twin, path)), what
     net(torch.arange(6).view(3, 2)).sum().backward()
+    handle.detach()
+
+
+# ---- Numbers at the end of their range -----------------------------------------------------------
+
+
+def test_a_step_leaves_room_for_all_steps_to_come() -> None:
+    """A step is sent to other ranks as 64 bits, and counted on."""
+    net = nn.Linear(4, 2)
+    handle = gw.attach(net, "topk")
+    good = handle.state_dict()
+    for step in (2**62 + 1, 2**63 - 2, 2**63 - 1, 2**63, 2**64):
+        with pytest.raises(InvalidSetting, match=r"step of state_dict must be .* 2\*\*62, got"):
+            handle.load_state_dict({**good, "step": step})
+    handle.load_state_dict({**good, "step": 2**62})
+    net(torch.ones(1, 4)).sum().backward()
+    assert Record(num_steps=handle.step).packed()
+    handle.detach()
+
+
+PERIODS = ("position", "left")
+
+
+@each("key", ["local_step", *PERIODS])
+def test_numbers_of_local_steps_are_within_bounds(key: str) -> None:
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    handle = gw.local_steps(net, optimizer, "topk", every=4)
+    good = handle.state_dict()
+    for value in (-1, 2**62 + 1, 2**70, True, None, 1.0):
+        other = {**good, key: value}
+        if key in PERIODS:
+            other = {**good, "outer": {**good["outer"], key: value}}
+        with pytest.raises(InvalidSetting, match="; "):
+            handle.load_state_dict(other)
+    handle.detach()
+
+
+def wrong_shards(good: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The sharded state of one rank with one thing wrong, and what that is."""
+    data = good["rest"]
+    damaged: tuple[Any, ...] = (b"", b"\xff\xfe", data[: len(data) // 2], None, 3, "text", [], {})
+    for rest in damaged:
+        yield f"rest {rest!r:.20}", {**good, "rest": rest}
+    sound = read_packed(io.BytesIO(data))
+    for path in places(sound):
+        for name in ("missing", *(name for name in ODDITIES if name not in ("meta", "object"))):
+            make = ODDITIES.get(name, lambda: ...)
+            other = changed(sound, path, lambda _, make=make: make())
+            try:
+                rest = packed(other).numpy().tobytes()
+            except InvalidSetting:
+                continue  # nobody can have saved that
+            yield f"{'/'.join(path)} {name}", {**good, "rest": rest}
+    for number in (0, -1, 2**40, 2**70):
+        for key in ("replicas", "parts"):
+            rest = packed({**sound, key: number}).numpy().tobytes()
+            yield f"{key} {number}", {**good, "rest": rest}
+    for path in places(good["params"]):
+        for name, make in ODDITIES.items():
+            params = changed(good["params"], path, lambda _, make=make: make())
+            yield f"params {'/'.join(path)} {name}", {**good, "params": params}
+    for name, make in ODDITIES.items():
+        yield f"params {name}", {**good, "params": make()}
+
+
+def test_a_damaged_sharded_state_is_refused_by_name() -> None:
+    handle = gw.attach(nn.Linear(4, 2), "topk")
+    good = handle.sharded_state()
+    handle.load_state_dict(good)
+    for what, wrong in wrong_shards(good):
+        _, refusal = outcome(handle.load_state_dict, wrong)
+        assert not refusal or "; " in refusal, f"{what}: {refusal}"
+    with pytest.raises(InvalidSetting, match="saved_by"):
+        handle.sharded_state(saved_by=2**63)
     handle.detach()

@@ -248,3 +248,56 @@ def test_who_closes_first_carries_out_what_others_wait_for(store: Any) -> None:
 
     with ThreadPoolExecutor() as pool:
         assert [*pool.map(life, range(2))] == [3.0, 3.0]
+
+
+# ---- The look-out of rank 0 ----------------------------------------------------------------------
+
+
+def test_a_newcomer_that_has_died_is_offered_no_place(store: Any) -> None:
+    """The look-out names those that show a sign of life, and the first of them."""
+    place, lookout = wire.own_store(rejoin.REJOINED), Lookout("{}")
+    living = [threading.Event(), threading.Event()]
+
+    def asks(number: int) -> None:
+        while living[number - 1].is_set():
+            place.add(f"{number}/beat", 1)
+            time.sleep(rejoin.PERIOD_S / 4)
+
+    try:
+        for event in living:
+            event.set()
+            place.add("asked", 1)
+        with ThreadPoolExecutor() as pool:
+            beats = [pool.submit(asks, number) for number in (1, 2)]
+            until(lambda: lookout.number == 1)
+            living[0].clear()
+            until(lambda: lookout.number == 2)
+            living[1].clear()
+            until(lambda: lookout.number == 0)
+            for beat in beats:
+                beat.result()
+    finally:
+        for event in living:
+            event.clear()
+        lookout.close()
+
+
+def test_no_run_is_shown_once_nobody_looks_out(store: Any) -> None:
+    place, lookout = wire.own_store(rejoin.REJOINED), Lookout("{}")
+    until(lambda: bool(place.check(["run"])))
+    lookout.close()
+    until(lambda: not place.check(["run"]))
+
+
+def test_no_run_is_shown_after_detach(store: Any) -> None:
+    """Whether the model or the handle live on or not."""
+    place, net = wire.own_store(rejoin.REJOINED), torch.nn.Linear(4, 2)
+    optimizer = momentum(net.parameters())
+    given = keywords(on_failure="shrink", timeout=LIMIT)
+    handle = gw.attach(net, "topk", optimizer=optimizer, **given)
+    for _ in range(2):
+        net(torch.ones(1, 4)).sum().backward()
+    until(lambda: bool(place.check(["run"])))
+    handle.detach()
+    until(lambda: not place.check(["run"]))
+    assert handle.step == 2

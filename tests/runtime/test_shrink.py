@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,8 +18,9 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.contract.verbs import AllReduce, Among, Compute, Steps
 from gradwire.exchange.by_name import exchange_for
-from gradwire.runtime.failure.membership import join
-from gradwire.runtime.failure.shrink import Counted, decided
+from gradwire.runtime.failure import shrink
+from gradwire.runtime.failure.membership import Membership, join
+from gradwire.runtime.failure.shrink import Counted, Survivors, decided
 from gradwire.runtime.state.checkpoint import is_residual
 from gradwire.runtime.step.engine import Engine
 from gradwire.runtime.step.wire import REJOINED, own_store, start
@@ -340,3 +342,65 @@ def test_a_step_counts_only_where_all_survivors_have_it() -> None:
 def test_another_policy_is_refused_by_name() -> None:
     with pytest.raises(gw.InvalidSetting, match="'end' or 'shrink'"):
         gw.attach(Net(), "topk", failure=gw.FailurePolicy(on_failure="go on"))
+
+
+# ---- Several models ------------------------------------------------------------------------------
+
+
+class Streams:
+    """The streams of a step that keeps nobody waiting."""
+
+    def catch_up(self) -> None: ...
+
+
+class Undone:
+    """A synchroniser whose step is undone by noting it."""
+
+    def __init__(self, world: int) -> None:
+        self.engine = SimpleNamespace(rank=0, world=world, who=Membership("0-1-2", 0, world))
+        self.engine.close = lambda: None
+        self.streams, self.num_undone = Streams(), 0
+
+    def undo(self) -> None:
+        self.num_undone += 1
+
+
+def survival(params: list[torch.nn.Parameter]) -> Any:
+    """The survival of a model that has these parameters, before it has connected anew."""
+    one: Any = object.__new__(shrink.Shrinking)
+    one._progress = SimpleNamespace(synchroniser=Undone(3), messages=[], step=4)
+    one._params = [(str(place), param) for place, param in enumerate(params)]
+    one._ranks, one._name, one._due = [0, 1, 2], "0-1-2/1", None
+    one._connected = lambda *_: (None, None)
+    one._move = lambda *_: None
+    return one
+
+
+@pytest.mark.parametrize("undoes", [True, False])
+def test_gradients_of_a_step_that_does_not_count_are_dropped(undoes: bool) -> None:
+    """Of each model with an open step: some are means already, and a loop may go on to add."""
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    for param in params:
+        param.grad = torch.ones(2)
+    one = survival(params)
+    failure = gw.RankFailed("rank 2 is lost", ranks=(2,), step=4)
+    one._go_on(failure, Survivors((0, 1), 4), undoes=undoes)
+    assert one._progress.synchroniser.num_undone == undoes
+    assert all((param.grad is None) == undoes for param in params)
+    assert one._ranks == [0, 1]
+
+
+def test_models_of_other_ranks_do_not_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All models of the same ranks do, in the order of their names."""
+    names = {"0-1-2/2": [0, 1, 2], "0-1-2/1": [0, 1, 2], "0-3/1": [0, 1], "0-1-2-3/1": [0, 1, 2, 3]}
+    models, lost = set[Any](), list[str]()
+    for name, ranks in names.items():
+        one = survival([])
+        one._name, one._ranks = name, ranks
+        one._lose = lambda failure, name=name: lost.append(name)
+        one._raise_due = lambda failure: None
+        models.add(one)
+    monkeypatch.setattr(shrink, "_shrinking", models)
+    first = next(one for one in models if one._name == "0-1-2/2")
+    first.failed(gw.RankFailed("rank 2 is lost", ranks=(2,), step=4))
+    assert lost == ["0-1-2/1", "0-1-2/2"]

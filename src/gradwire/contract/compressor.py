@@ -68,7 +68,8 @@ State = Any
 """Whatever an algorithm keeps between steps: None, a tensor, or a NamedTuple of states.
 
 Numbers in it are finite, and integers count: from 0 to ``MOST_COUNTED``. What a checkpoint holds
-beyond that is refused as damaged, unless ``init`` makes such values too.
+beyond that is refused as damaged, unless ``init`` makes such values too. Integers are the same on
+all ranks, in a field whose name does not end in ``_N``: checkpoints whose ranks differ are refused.
 """
 MOST_COUNTED = 2**32 - 1
 

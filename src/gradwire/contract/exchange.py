@@ -34,6 +34,12 @@ class Exchange(metaclass=KeywordSettings):
     traits: ClassVar[Traits | None] = None
     """The traits of an algorithm in ``compress/`` that is an exchange of its own; else None."""
 
+    decides_by: ClassVar[tuple[str, ...]] = ()
+    """Names of its state's fields, beside whole numbers, by which ranks decide what they send.
+
+    They have the same values on all ranks, and a checkpoint whose ranks differ is refused.
+    """
+
     @property
     def declared(self) -> Traits:
         """The promises of the whole way: those of a pair, or of exchanges around another, together.

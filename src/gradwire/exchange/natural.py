@@ -135,6 +135,7 @@ class Natural(Wrapper):
 
     changes: ClassVar[bool] = True
     is_of_schemes: ClassVar[bool] = True
+    decides_by: ClassVar[tuple[str, ...]] = ("growth_1",)
 
     width: int = 1
 

@@ -107,6 +107,14 @@ class Handle:
             f"rank {self.rank} of {self.world_size}, step {self.step}{detached}>"
         )
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuses ``copy.copy``, ``copy.deepcopy`` and ``pickle``; a copy of the model has none."""
+        raise InvalidSetting(
+            f"{self!r} is a handle and cannot be copied or pickled, as it has connections of this "
+            "process; save handle.state_dict(), attach each copy of the model anew, and keep the "
+            "handle out of what is copied, such as the model's attributes"
+        )
+
     @property
     def _engine(self) -> Engine:
         return self.synchroniser.engine
@@ -336,7 +344,7 @@ class Handle:
         call = JointCall(self._engine, "gather_state()", "gathered")
         with call.refusing():
             own = self.state_dict()
-        call.agree(own, strict=True, next_step=self._progress.step)
+        call.agree(own, self._shared(own), strict=True, next_step=self._progress.step)
         states = call.gather(own)
         return {place_name(rank, self.world_size): state for rank, state in enumerate(states)}
 
@@ -398,9 +406,16 @@ class Handle:
             self.synchronize()
             own = part_of(own_part(self._owners, state_dict, self._origin), self._origin)
             put_in_place = self._checked(own, strict)
-        call.agree(own, strict=strict, next_step=self._progress.step)
+        call.agree(own, self._shared(own), strict=strict, next_step=self._progress.step)
         put_in_place()
         self._num_loads += 1
+
+    def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
+        """The values in a state that are the same on all ranks, by their names in errors."""
+        from .state import checkpoint
+
+        exchanges = [message.exchange for message in self._progress.messages]
+        return checkpoint.shared_values(saved, exchanges)
 
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
         """A function that puts a state in place, once all of it was found to fit."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gradwire.cli.report.table import Row, cell, cells, columns, heading, is_numeric
+from gradwire.contract.files import write_text
 from gradwire.errors import NotInstalled
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -56,5 +57,5 @@ def write(
         ],
         machine=[(heading(key), cell(key, value)) for key, value in machine.items()],
     )
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text)
     return path

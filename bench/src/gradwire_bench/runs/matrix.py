@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import TCPStore
 
+from gradwire.contract.files import write_text
 from gradwire.errors import RankFailed, RanksDiffer, UnknownName, invalid
 
 from . import pairs
@@ -309,4 +310,4 @@ def write(found: Found, path: Path) -> None:
         if table:
             before, after = text.split(begin)[0], text.split(end)[1]
             text = f"{before}{begin}\n{table}\n{end}{after}"
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text)

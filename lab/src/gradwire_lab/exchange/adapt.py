@@ -78,6 +78,7 @@ class Adapted(Chooser):
     """An exchange whose settings are chosen tensor by tensor; made by ``adapt``."""
 
     changes: ClassVar[bool] = True
+    decides_by: ClassVar[tuple[str, ...]] = ("lost_T",)
 
     error: float | None = None
     every: int = EVERY

@@ -63,6 +63,7 @@ class MeasuredScheme(Wrapper):
 
     changes: ClassVar[bool] = True
     is_of_schemes: ClassVar[bool] = True
+    decides_by: ClassVar[tuple[str, ...]] = ("noted_T",)
 
     inner: Pair
     num_steps: int = STEPS

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from gradwire.contract import Exchange, Result, State
 from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.state import leaves
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.by_name import clone_state, definition, run_local
-from gradwire.exchange.error_feedback import ErrorFeedback, Wrapper
+from gradwire.exchange.error_feedback import ErrorFeedback, Wrapper, nested
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 
@@ -387,6 +388,31 @@ def law_no_tensor_is_missing(exchange: Exchange, case: Case) -> bool:
                     bool(sent.any()) or not bool(given.any()),
                     f"rank {rank} sends nothing of tensor {number} of {sizes} elements",
                 )
+    return True
+
+
+def law_whole_numbers_of_the_state_are_shared(exchange: Exchange, case: Case) -> bool:
+    """Whole numbers of the state, and fields that it ``decides_by``, are the same on all ranks.
+
+    Fields with a value for each element, whose names end in ``_N``, are each rank's own.
+    Checkpoints compare the others.
+
+    To do: count what all ranks know, or keep a rank's own figure as a floating-point number.
+    """
+    if exchange.ranks_per_host > 1:
+        return False
+    states = case.states(exchange)
+    for step in range(NUM_STEPS):
+        states = states_of(run_local(exchange, case.grads(step), states, seed=case.seed))
+    deciding = {name for part in nested(exchange) for name in part.decides_by}
+    first, *others = (dict(leaves(state)) for state in states)
+    for path, held in first.items():
+        decides = not held.is_floating_point() or not deciding.isdisjoint(path.split("."))
+        if path.endswith("_N") or not decides:
+            continue
+        for rank, other in enumerate(others, 1):
+            is_same = path in other and torch.equal(held, other[path])
+            must(is_same, f"{path} is {held.tolist()} on rank 0, and another on rank {rank}")
     return True
 
 

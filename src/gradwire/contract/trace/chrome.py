@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files import write_text
 from .span import Span, StepDensity, Trace
 
 TOUCHING_S = 1e-9
@@ -65,8 +66,11 @@ def to_chrome(trace: Trace) -> dict[str, Any]:
 
 
 def save_chrome(trace: Trace, path: Path | str) -> None:
-    """Writes ``to_chrome(trace)`` to a file."""
-    Path(path).write_text(json.dumps(to_chrome(trace)), encoding="utf-8")
+    """Writes ``to_chrome(trace)`` to a file, which is replaced at once if it is there.
+
+    Raises ``InvalidSetting`` where it cannot be written.
+    """
+    write_text(path, json.dumps(to_chrome(trace)))
 
 
 def _event(span: Span, thread: int, zero_s: float) -> dict[str, Any]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ...errors import InvalidSetting
+from ...errors import InvalidSetting, invalid
+from ..bounds import MOST, check_number, check_whole
+from ..files import read_text, write_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +215,38 @@ class Trace:
                 "write it again with this version of gradwire"
             )
         densities = data.get("densities", ())  # files of before there were any
-        return cls.of((Span(**s) for s in data["spans"]), (StepDensity(**d) for d in densities))
+        return cls.of(
+            [_checked(Span(**row)) for row in data["spans"]],
+            [_checked(StepDensity(**row)) for row in densities],
+        )
 
     def save(self, path: Path | str) -> None:
-        """Writes a file that ``load`` reads."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        """Writes a file that ``load`` reads; one that is there is replaced at once.
+
+        Raises ``InvalidSetting`` where it cannot be written.
+        """
+        write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
         """Reads a file that ``save`` wrote; raises ``InvalidSetting`` for another one."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        return cls.from_json(read_text(path, "Trace.save writes such a file"))
+
+
+_Row = TypeVar("_Row", Span, StepDensity)
+_MOST_S = 1e18
+"""Bound of clock readings and counts in a file: sums and differences stay finite."""
+_REMEDY = "save the trace again"
+
+
+def _checked(row: _Row) -> _Row:
+    """The row itself; raises ``InvalidSetting`` unless each entry is of the type it is declared."""
+    for entry in fields(row):
+        value, what = getattr(row, entry.name), f"{entry.name} of a trace"
+        if entry.type == "str" and not isinstance(value, str):
+            raise invalid(what, value, "a text", _REMEDY)
+        if entry.type == "int":
+            check_whole(what, value, _REMEDY, least=-MOST)
+        if entry.type == "float" or (entry.type == "float | None" and value is not None):
+            check_number(what, value, "a finite number", _REMEDY, -_MOST_S, _MOST_S)
+    return row

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...contract.bounds import MOST
-from ...contract.files import write_anew
+from ...contract.files import read_text, write_text
 from ...errors import InvalidSetting, shown
 
 SCHEMA = 1
@@ -59,18 +59,7 @@ class Stored(Frozen):
         A file that is there is replaced at once, so that nobody reads half of it. Raises
         ``InvalidSetting`` where it cannot be written.
         """
-        text = self.to_json() + "\n"
-        try:
-            target = Path(path).resolve()
-            if target.exists() and not target.is_file():  # a pipe or a device stays what it is
-                target.write_text(text, encoding="utf-8")
-                return
-            write_anew(target, text)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise InvalidSetting(
-                f"{path} cannot be written: {reason}; name a file in a folder that there is"
-            ) from None
+        write_text(path, self.to_json() + "\n")
 
     @classmethod
     def parse(cls, text: str, origin: str | None = None) -> Self:
@@ -98,14 +87,7 @@ class Stored(Frozen):
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """Reads a file as ``parse`` reads its text; raises ``InvalidSetting`` if there is none."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
-            reason = (error.strerror or reason) if isinstance(error, OSError) else reason
-            raise InvalidSetting(
-                f"{path} cannot be read: {reason}; {cls.WRITTEN_BY} writes such a file"
-            ) from None
+        text = read_text(path, f"{cls.WRITTEN_BY} writes such a file")
         return cls.parse(text, str(path))
 
 

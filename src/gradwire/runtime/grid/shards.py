@@ -119,7 +119,8 @@ def agree_among_shards(
             "give all ranks the same settings, and a bucket_cap_mb that cuts their parameters "
             "alike, such as one below the size of each"
         )
-        told, how = [one["own"] for one in found.values()], "of a layer would not travel together"
+        told = {rank: one["own"] for rank, one in found.items()}
+        how = "of a layer would not travel together"
         refuse_differences(told, "shard", how, remedy, first_difference)
         return [one["numels"] for one in found.values()]
 

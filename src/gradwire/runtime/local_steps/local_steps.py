@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from ...contract import Compressor, Exchange
+from ...contract.bounds import check_whole
 from ...contract.spec import NamedParam
 from ...errors import invalid
 from ..attach import Attachment, grid_of
@@ -41,6 +42,7 @@ from ..handle import Handle
 from ..setup.pairs import LOCAL
 from ..setup.refusals import quietened, sole_ddp
 from ..setup.settings import FailurePolicy, Options, Settings, or_defaults, takes_options
+from ..state.checkpoint import MOST_STEPS
 from ..step.fused import fused_messages
 from ..step.hooked import untraced
 from ..step.hooks import Strangers
@@ -218,13 +220,22 @@ class LocalSteps(Handle):
         place = {"position": self._position, "left": self._left, "arriving": arriving}
         return {**saved, "local_step": self._local_step, "outer": {**self._outer.state(), **place}}
 
+    def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
+        outer = saved["outer"]
+        return {
+            **super()._shared(saved),
+            "position in the period": str(outer["position"]),
+            "steps until means take effect": str(outer["left"]),
+            "pending means": ", ".join(sorted(outer["arriving"])),
+        }
+
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
         put_exchanges = super()._checked(saved, strict)
-        local_step, outer = saved.get("local_step"), saved.get("outer", {})
+        local_step: Any = saved.get("local_step")
+        outer = saved.get("outer", {})
         put_outer = self._outer.checked(outer)
-        if type(local_step) is not int or local_step < 0:
-            remedy = "pass what handle.state_dict() returned"
-            raise invalid("local_step of the state", local_step, "a whole number", remedy)
+        remedy = "pass what handle.state_dict() returned"
+        check_whole("local_step of the state", local_step, remedy, least=0, most=MOST_STEPS)
 
         def put_in_place() -> None:
             put_exchanges()

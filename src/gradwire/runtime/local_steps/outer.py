@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from ...contract.bounds import check_whole
 from ...contract.spec import NamedParam, working_dtype
 from ...errors import InvalidSetting, invalid
-from ..state.checkpoint import refuse_values
+from ..state.checkpoint import MOST_STEPS, refuse_values
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
 """A function that makes the outer optimizer of anchors, as ``functools.partial`` of a class is."""
@@ -165,9 +166,9 @@ def check_outer(saved: Any, whose: str = "the state") -> None:
                 f"{whose} is not one of local steps: its {key} is missing or no {kind.__name__}; "
                 "pass what the handle of local_steps returned from state_dict()"
             )
-    if min(saved["position"], saved["left"]) < 0:
-        given = min(saved["position"], saved["left"])
-        raise invalid(f"position in the period of {whose}", given, "at least 0", _DAMAGED)
+    for key in ("position", "left"):
+        what = f"{key} in the period of {whose}"
+        check_whole(what, saved[key], _DAMAGED, least=0, most=MOST_STEPS)
 
 
 def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

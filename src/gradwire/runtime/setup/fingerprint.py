@@ -48,9 +48,8 @@ def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> list[Any]:
     def networks(found: Mapping[int, Any]) -> list[Any]:
         refuse_if_one_did(found, "rank {} refused to attach")
         remedy = "start all ranks with the same model, settings and versions"
-        told = [*found.values()]
-        refuse_differences(told, "rank", "do not train the same thing", remedy, difference)
-        return [other.get(NETWORK) for other in told]
+        refuse_differences(found, "rank", "do not train the same thing", remedy, difference)
+        return [other.get(NETWORK) for other in found.values()]
 
     return who.agree(own, networks, timeout)
 
@@ -95,7 +94,7 @@ def refuse_if_one_did(found: Mapping[int, Any], how: str) -> None:
 
 
 def refuse_differences(
-    found: Sequence[Any],
+    found: Mapping[int, Any],
     kind: str,
     how: str,
     remedy: str,
@@ -105,13 +104,14 @@ def refuse_differences(
 ) -> None:
     """Raises ``RanksDiffer`` if notes differ from the first rank's; names the first that does."""
     ranks: dict[str, list[str]] = {}
-    for rank, told in enumerate(found):
-        if text := difference(found[0], told):
+    first = min(found)
+    for rank, told in found.items():
+        if text := difference(found[first], told):
             ranks.setdefault(text, []).append(str(rank))
             if not names_all:
                 break
     if ranks:
-        texts = [f"{kind} 0 and {kind} {', '.join(ranks[t])} {how}: {t}" for t in ranks]
+        texts = [f"{kind} {first} and {kind} {', '.join(ranks[t])} {how}: {t}" for t in ranks]
         raise RanksDiffer(f"{'; '.join(texts)}; {remedy}")
 
 

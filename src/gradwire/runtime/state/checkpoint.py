@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import product
 from typing import Any, NamedTuple
@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...contract import MOST_COUNTED, State
+from ...contract import MOST_COUNTED, Exchange, State
+from ...contract.bounds import check_whole
 from ...errors import InvalidSetting, invalid
+from ...exchange.error_feedback import nested
 from ...exchange.error_feedback import residuals as residuals_of
 from ..step.messages import Message
 
@@ -33,7 +35,8 @@ _REMEDY = "pass what handle.state_dict() returned"
 _COUNTS = ("world_size", "ranks_per_host", "saved_by", "saved_per_host")
 _LEAST = dict.fromkeys(_COUNTS, 1) | {"rank": 0, "step": 0}
 """The numbers of a state_dict by name, each with the least value that is accepted."""
-_MOST = 2**63 - 1
+MOST_STEPS = 2**62
+"""The most that a number of a state_dict may be: steps are sent as 64 bits, and counted on."""
 _TEXTS = ("algorithm", "shard", "share", "run")
 _FIELDS = ("params", "messages")
 
@@ -115,6 +118,29 @@ def common_fields(saved: Mapping[str, Any]) -> Iterator[tuple[str, str, Fields]]
         has_all = key == "messages" or not saved["share"]
         for name, fields in saved[key].items():
             yield kind, name, {p: held for p, held in fields.items() if has_all or is_by_element(p)}
+
+
+def shared_values(saved: Mapping[str, Any], exchanges: Iterable[Exchange]) -> dict[str, str]:
+    """The values in a state by which ranks decide alike, as text, by their names in errors.
+
+    They are whole numbers, and the fields that an exchange ``decides_by``. A long one's is a
+    digest.
+    """
+    parts = [part for exchange in exchanges for part in nested(exchange)]
+    deciding = {name for part in parts for name in part.decides_by}
+    found: dict[str, str] = {}
+    for key, of in (("params", ""), ("messages", "the message of ")):
+        for name, fields in saved[key].items():
+            for path, held in fields.items():
+                decides = path.rpartition(".")[2] in deciding or not held.is_floating_point()
+                if decides and not is_by_element(path):
+                    found[f"{path} of {of}{name}"] = _as_text(held)
+    return found
+
+
+def _as_text(held: Tensor) -> str:
+    text = str(held.tolist())
+    return text if len(text) <= 80 else hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_residual(path: str) -> bool:
@@ -386,10 +412,7 @@ def check_form(saved: Any, whose: str = "state_dict") -> None:
             "what handle.state_dict() returned on this rank"
         )
     for key, least in _LEAST.items():
-        given = saved[key]
-        if type(given) is not int or not least <= given <= _MOST:
-            accepted = f"a whole number from {least} to 2**63 - 1"
-            raise invalid(f"{key} of {whose}", _shown(given), accepted, _REMEDY)
+        check_whole(f"{key} of {whose}", saved[key], _REMEDY, least=least, most=MOST_STEPS)
     for key in _TEXTS:
         if type(saved[key]) is not str:
             raise invalid(f"{key} of {whose}", _shown(saved[key]), "a text", _REMEDY)

@@ -22,6 +22,7 @@ from ...errors import RankFailed
 from ..failure.membership import Membership
 from ..failure.pulse import PATIENCE_S, STORE_PATIENCE_S, listed
 from ..setup.fingerprint import (
+    first_difference,
     has_refusal,
     refuse_differences,
     refuse_if_one_did,
@@ -61,9 +62,17 @@ class JointCall:
         """
         return refusing(self._group, self._shards, unless=(RankFailed,))
 
-    def agree(self, saved: Mapping[str, Any], *, strict: bool, next_step: int) -> None:
+    def agree(
+        self,
+        saved: Mapping[str, Any],
+        shared: Mapping[str, str],
+        *,
+        strict: bool,
+        next_step: int,
+    ) -> None:
         """Returns when all ranks have made the call, with states that belong together.
 
+        ``shared`` has the values of ``saved`` that are the same on all ranks, by their names.
         ``next_step`` is the step that would be run if nothing were loaded. Raises ``RanksDiffer``
         if one refused or they differ, and ``RankFailed`` if one trains on instead or does not come.
         """
@@ -76,6 +85,8 @@ class JointCall:
         own["fields"] = {
             f"{kind} {name}": sorted(fields) for kind, name, fields in common_fields(saved)
         }
+        # Ranks at other places of their hosts exchange with other ranks.
+        own |= {"shared": shared, "share": saved["share"]}
         with refusing(self._shards):
             self._compare(self._group, own, "rank")
         # Ranks with other shards are other groups, whose runs have names of their own.
@@ -109,7 +120,12 @@ class JointCall:
                 "that it saved at the same step of the same run"
             )
             how = "do not have the same checkpoint"
-            refuse_differences([*found.values()], kind, how, remedy, _difference, names_all=True)
+            refuse_differences(found, kind, how, remedy, _difference, names_all=True)
+            of_shares: dict[str, dict[int, Any]] = {}
+            for rank, told in found.items() if is_group else ():
+                of_shares.setdefault(told["share"], {})[rank] = told["shared"]
+            for alike in of_shares.values():
+                refuse_differences(alike, kind, how, remedy, first_difference, names_all=True)
 
         try:
             who.agree(own, decide, engine.timeout, what=call, look=look, is_partial=True)
@@ -192,9 +208,13 @@ class JointCall:
                 channel.abort()
 
 
+_BY_NAME = ("fields", "shared", "share")
+"""Entries that are not compared as a whole."""
+
+
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     for key, value in one.items():
-        if key != "fields" and value != other[key]:
+        if key not in _BY_NAME and value != other[key]:
             return f"{key} is {value} against {other[key]}"
     ours, theirs = one.get("fields", {}), other.get("fields", {})
     for name in sorted({*ours, *theirs}):

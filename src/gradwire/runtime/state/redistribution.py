@@ -106,8 +106,9 @@ def _of_one_moment(state_dicts: Any) -> list[Saved]:
             f"redistribute needs the state_dicts of all {count} old ranks, got those of ranks "
             f"{ranks}; load every rank's file"
         )
-    told, how = [*map(_described, olds)], "did not save the same thing"
+    how = "did not save the same thing"
     remedy = "load the state_dicts that all old ranks saved at one moment"
+    told = {old["rank"]: _described(old) for old in olds}
     refuse_differences(told, "rank", how, remedy, first_difference)
     if count % (per_host := olds[0]["ranks_per_host"]):
         accepted, remedy = f"a divisor of its world_size, {count}", "load an undamaged checkpoint"
@@ -124,7 +125,9 @@ def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) ->
         for host in hosts[rank // ranks_per_host :: num_hosts]
         for old in (host if host[0]["share"] else host[:1])  # else each has all of its host's
     ]
-    new: dict[str, Any] = copied(olds[rank % len(olds)])
+    # Ranks at different places of a host may have decided apart, of their shares.
+    donor = olds[0] if olds[0]["share"] else olds[rank % len(olds)]
+    new: dict[str, Any] = copied(donor)
     for name, fields in new["params"].items():
         for old in hosts[rank // ranks_per_host % len(hosts)]:
             # What is kept of a whole tensor is with one rank of the host.

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from ...contract.bounds import check_whole
 from ...errors import InvalidSetting, invalid
 from ..grid.dtensors import is_dtensor, shard_of
 from ..step.messages import as_reals
@@ -25,6 +27,9 @@ from .plain import packed, read_packed, values_of_all
 _REST = "rest"
 """The entry beside parameters: what is no element's, of all ranks, as ``torch.save`` writes it."""
 _FORM = "gradwire's sharded state, 1"
+_MOST_REPLICAS = 2**24
+"""The most replicas, and parts of a parameter: shapes of their rows can be counted."""
+_DAMAGED = "load an undamaged checkpoint into what handle.sharded_state() returned"
 
 
 class Owners(NamedTuple):
@@ -94,9 +99,9 @@ def sharded_state(
     if owners.part[1] == 1 and saved["shard"] not in ("", "part 0 of 1"):
         remedy = "save a file a rank, by state_dict()"
         raise invalid("shards", saved["shard"], "None, or parameters that are DTensors", remedy)
-    if saved_by is not None and (type(saved_by) is not int or saved_by < 1):
+    if saved_by is not None:
         remedy = "say how many replicas have saved what is to be loaded"
-        raise invalid("saved_by", saved_by, "a whole number, at least 1", remedy)
+        check_whole("saved_by", saved_by, remedy, most=_MOST_REPLICAS)
     by_element, whole = parted(saved["params"])
     rest = {
         "form": _FORM,
@@ -146,9 +151,7 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
     """
     if not isinstance(given, dict) or set(given) != {_REST, "params"}:
         return given
-    rest = read_packed(io.BytesIO(given[_REST]))
-    if rest.get("form") != _FORM:
-        raise invalid("form of the state", rest.get("form"), _FORM, "save it with this version")
+    rest = _rest_of(given)
     part, parts = owners.part
     replicas, is_cut_alike = rest["replicas"], rest["parts"] == parts
     beside = rest["places"][f"{owners.replica % replicas}, {part}" if is_cut_alike else "0, 0"]
@@ -162,9 +165,13 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
     own_names = [name for name, param in owners.params.items() if shard_of(param).numel()]
     names = beside["params"] if is_cut_alike else own_names
     params = {name: dict(beside["params"].get(name, {})) for name in names}
+    _check_trees("params of the state", given["params"])
     for name, fields in params.items():
         for path, held in given["params"].get(name, {}).items():
-            local, what = shard_of(held), f"{path} of {name}"
+            what = f"{path} of {name}"
+            if not isinstance(held, Tensor) or held.is_meta or not held.dim():
+                raise invalid(what, type(held).__name__, "a tensor of rows", _DAMAGED)
+            local = shard_of(held)
             if held.shape[0] != replicas:
                 remedy = f"load into handle.sharded_state(saved_by={replicas})"
                 accepted = f"{replicas}, as many as were saved"
@@ -180,3 +187,39 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
         "params": params,
         "messages": beside["messages"] if is_cut_alike else {},
     }
+
+
+def _rest_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """All of a sharded state but the tensors of parameters, once its form was checked."""
+    try:
+        rest: dict[str, Any] = read_packed(io.BytesIO(given[_REST]))
+    except Exception as error:  # whatever torch.load raises for damaged bytes
+        text = f"the rest of the state cannot be read ({type(error).__name__}); {_DAMAGED}"
+        raise InvalidSetting(text) from error
+    form = rest.get("form") if isinstance(rest, dict) else type(rest).__name__
+    if form != _FORM:
+        raise invalid("form of the state", form, _FORM, "save it with this version")
+    if missing := {"version", "algorithm", "step", "run"} - set(rest):
+        what = f"the rest of the state lacks {', '.join(sorted(missing))}"
+        raise InvalidSetting(f"{what}; {_DAMAGED}")
+    for key in ("replicas", "parts"):
+        check_whole(f"{key} of the state", rest.get(key), _DAMAGED, most=_MOST_REPLICAS)
+    places: Any = rest.get("places")
+    count = rest["replicas"] * rest["parts"]
+    accepted = f"those of all {count} ranks that saved"
+    if not isinstance(places, dict) or len(places) != count:
+        raise invalid("places of the state", type(places).__name__, accepted, _DAMAGED)
+    for replica, part in product(range(rest["replicas"]), range(rest["parts"])):
+        if (place := f"{replica}, {part}") not in places:
+            raise invalid("places of the state", f"none of {place}", accepted, _DAMAGED)
+    for place, own in places.items():
+        _check_trees(f"what rank {place} keeps", own)
+        for key in ("params", "messages"):
+            _check_trees(f"{key} of rank {place}", own.get(key))
+    return rest
+
+
+def _check_trees(what: str, given: Any) -> None:
+    """Raises ``InvalidSetting`` unless this is a dict of dicts."""
+    if not isinstance(given, dict) or not all(isinstance(one, dict) for one in given.values()):
+        raise invalid(what, type(given).__name__, "a dict of dicts", _DAMAGED)

@@ -1,0 +1,54 @@
+"""Ranks agree in the job's store, with all ranks in threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import pytest
+import torch.distributed as dist
+
+from gradwire.errors import RanksDiffer
+from gradwire.runtime.failure import membership
+from gradwire.runtime.failure.membership import Membership
+from gradwire.runtime.step import wire
+
+LIMIT = timedelta(seconds=20)
+
+
+def test_a_rank_that_differs_waits_for_all_to_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process may hold the store, in which the others have still to read why."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, False)
+    monkeypatch.setattr(wire, "_given", [store])
+    monkeypatch.setattr(membership, "_LINGER_S", LIMIT.total_seconds())
+    name = f"{wire.REJOINED} that differ"
+    lingers, order = threading.Event(), list[int]()
+    place = wire.own_store(name)
+
+    def life(rank: int) -> None:
+        def decide(found: Any) -> NoReturn:
+            if rank:
+                assert lingers.wait(LIMIT.total_seconds())
+                order.append(rank)
+            raise RanksDiffer("ranks differ")
+
+        try:
+            Membership(name, rank, 2).agree(rank, decide, LIMIT)
+        except RanksDiffer:
+            order.append(rank)
+        finally:
+            lingers.set()  # also where rank 0 raises at once
+
+    def waits() -> None:
+        place.wait(["heard/0"], LIMIT)
+        lingers.set()
+
+    with ThreadPoolExecutor() as pool:
+        ranks: list[Future[None]] = [pool.submit(life, rank) for rank in range(2)]
+        waiting = pool.submit(waits)
+        for rank in ranks:
+            rank.result()
+        assert order[0] == 1, "rank 0 raised before rank 1 had decided"
+        waiting.result()
