@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.amp import GradScaler
 
 from ...contract.trace.span import Span
@@ -53,6 +54,9 @@ class Progress:
         self.synchroniser, self.recorder = synchroniser, recorder
         synchroniser.undoes_skipped = scaler is not None and scaler.is_enabled()
         self._params, self._scaler = dict(params), scaler
+        self._names = {id(param): name for name, param in params}
+        self.on_decided: Callable[[], None] | None = None
+        """Called between two passes, once the scaler has said what an optimizer did."""
         self._in_step: list[Message] = []
         self.num_fragments = 1
         """The steps in which every parameter is exchanged once: more where fragments take turns."""
@@ -218,6 +222,27 @@ class Progress:
                 )
         if logs and self.log is not None and not self.log.write(self.step, self._in_step):
             self.log = None
+
+    def decide(self, params: Sequence[Tensor], *, is_skipped: bool) -> None:
+        """Ends the step of an optimizer that holds ``params``; see `scaling`."""
+        names = {self._names[id(param)] for param in params if id(param) in self._names}
+        if names and self._is_between_passes():
+            self.synchroniser.decide(names, is_skipped=is_skipped)
+            if self.on_decided is not None:
+                self.on_decided()
+
+    def decide_by_means(self) -> None:
+        """Ends a step that the loop makes by hand; see `scaling`."""
+        if self._is_between_passes():
+            self.synchroniser.decide_by_means()
+            if self.on_decided is not None:
+                self.on_decided()
+
+    def _is_between_passes(self) -> bool:
+        """Whether no pass is open, once an overlapped one has ended."""
+        if self.synchroniser.open and self.synchroniser.complete:
+            self.finish()
+        return not self.synchroniser.open
 
     def wait(self, names: Sequence[str]) -> None:
         """Blocks until the means of ``names`` are there; raises ``RankFailed``."""
