@@ -16,7 +16,7 @@ from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 
 from .cases import Case, kept_of, thinned
-from .exchanges import accuracy
+from .cases import accuracy
 from .tolerance import assert_near, largest, must, same_bits
 
 NUM_STEPS = 400

@@ -122,7 +122,7 @@ class Backup:
 
     def go_on(self, taken: State, undecided: Collection[str]) -> None:
         """Takes over the step that messages before this one have begun."""
-        self.undecided = self._names & set(undecided)
+        self.undecided = {*undecided} & self._names
         self._taken = taken if self.undecided else None
 
     @property

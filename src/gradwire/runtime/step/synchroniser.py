@@ -213,8 +213,6 @@ class Synchroniser:
         """The parameters of each optimizer that the scaler has stepped, or was told of."""
         self._infinite: set[str] = set()
         """The parameters of which a mean was not finite since their optimizer's last step."""
-        self._used_since: set[str] = set()
-        """The parameters that any rank used since their optimizer's last step."""
         self.streams = Streams()
         self.params, self.names = params, list(params)
         self._lock = threading.Lock()
@@ -253,7 +251,9 @@ class Synchroniser:
         self.keeps_state = any(any(leaves(m.state)) for m in self.messages)
         """Whether messages keep anything for later steps."""
         self.taken: set[str] = set()
-        """The parameters of which a mean of these messages was taken, as far as it is noted."""
+        """The parameters of which an optimizer took a mean of these messages, if it is noted."""
+        self._used_since: set[str] = set()
+        """The parameters that any rank used since their optimizer's last step."""
         rows = [message for message in self.messages if message.is_of_rows]
         self.row_sparse = {name for message in rows for name in message.names}
         """The parameters whose modules announce row-sparse gradients."""
@@ -619,11 +619,6 @@ class Synchroniser:
             self.taken |= names & self._used_since
         self._infinite -= names
         self._used_since -= names
-
-    @property
-    def undecided(self) -> set[str]:
-        """The parameters that were exchanged since their optimizer's last step."""
-        return {name for message in self.messages for name in message.backup.undecided}
 
     def forget_steps(self) -> None:
         """Settles what is undecided, as where another state was loaded."""
