@@ -157,5 +157,6 @@ def _copy(state: State, into: State) -> State:
     copies = [tensor for _, tensor in leaves(into)]
     if [one.shape for one in copies] != [one.shape for one in tensors]:
         copies = [torch.empty_like(tensor) for tensor in tensors]
-    torch._foreach_copy_(copies, tensors)
+    if tensors:
+        torch._foreach_copy_(copies, tensors)
     return with_tensors(state, iter(copies))
