@@ -162,7 +162,7 @@ def test_nothing_is_lost_under_a_scaler_that_skips(codec: Any, two: Ranks) -> No
 
 
 def beside_a_scaler(rank: int, world: int) -> list[str]:
-    """What the first backward pass says whose scaler was not given, and of parameters in 16 bits."""
+    """The errors of a first backward pass beside a strange scaler, and of parameters in 16 bits."""
     texts = []
     net, scaler = sharded(world), GradScaler("cpu")
     for given in (None, GradScaler("cpu", enabled=False)):

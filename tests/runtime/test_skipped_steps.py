@@ -295,8 +295,8 @@ def copied_scaler(rank: int, world: int) -> list[bool]:
     """Whether copies of an observed scaler are plain, and detach leaves it plain."""
     scaler, found = used_scaler(), []
     handles = [gw.attach(Pair(), TOPK, scaler=scaler, options=EVERY) for _ in range(2)]
-    for copy in (copy_of(scaler), pickle.loads(pickle.dumps(scaler))):
-        found.append(sorted(vars(copy)) == sorted(vars(used_scaler())))
+    copies = copy_of(scaler), pickle.loads(pickle.dumps(scaler))
+    found += [sorted(vars(copy)) == sorted(vars(used_scaler())) for copy in copies]
     handles[0].detach()
     found.append("step" in vars(scaler))
     handles[1].detach()
@@ -384,10 +384,10 @@ def test_residuals_are_delivered_by_the_first_step_that_is_taken(where: str, two
         assert others == [owed, owed, 0.0]
 
 
-def uneven(rank: int, world: int) -> tuple[str, list[Tensor], list[Tensor]]:
+def uneven(rank: int, world: int) -> list[Tensor]:
     """Rank 0 runs out of data first; then a step of the others is skipped, and some are taken.
 
-    Returns the replica, and what each rank's exchange counts in draws.
+    Returns what each rank's exchange counts in draws.
     """
     net, scaler = Net(), GradScaler("cpu", init_scale=SCALE)
     model: Any = ddp(net)
@@ -404,13 +404,45 @@ def uneven(rank: int, world: int) -> tuple[str, list[Tensor], list[Tensor]]:
     for message in handle.synchroniser.messages:
         counters += [t.clone() for t in message.rest_of_state().values()]
     handle.detach()
-    return digest(net), counters, []
+    return counters
 
 
 def test_a_rank_that_has_joined_undoes_what_the_others_skip(two: Ranks) -> None:
-    (_, joined, _), (_, trained, _) = two.run(uneven)
+    joined, trained = two.run(uneven)
     assert len(joined) > 0
     assert all(map(torch.equal, joined, trained))
+
+
+def with_less(rank: int, world: int) -> tuple[list[Tensor], list[Tensor]]:
+    """What is counted, and rank 1's residuals of b, after steps in which only rank 0 steps b."""
+    net, scaler = Pair(), GradScaler("cpu", init_scale=SCALE)
+    handle = gw.attach(net, gw.compress.randomk(density=0.3), scaler=scaler, options=EVERY)
+    onebit = gw.attach(other := Pair(), "onebit", scaler=scaler, options=EVERY)
+    optimizers = [sgd([net.a, other.a]), sgd([net.b, other.b])][: 2 - rank]
+    counts, residuals = [], []
+    for step, infinite in enumerate(["", "b", "a", "ab", "ab", "", "b"]):
+        for model in (net, other):
+            scaler.scale(model(*drawn(rank, step, infinite))).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        net.zero_grad()
+        other.zero_grad()
+        for message in handle.synchroniser.messages:
+            counts += [t.clone() for t in message.rest_of_state().values()]
+        residuals.append(onebit.residuals()["b"].clone())
+    handle.detach()
+    onebit.detach()
+    return counts, residuals
+
+
+def test_a_rank_without_an_optimizer_decides_as_the_others(two: Ranks) -> None:
+    (counts, _), (others, residuals) = two.run(with_less)
+    assert len(counts) > 0
+    assert all(map(torch.equal, counts, others))
+    for skipped in (1, 3, 4, 6):
+        assert torch.equal(residuals[skipped], residuals[skipped - 1])
+    assert not torch.equal(residuals[2], residuals[1])
 
 
 EVERY = gw.Options(compress_if=every)

@@ -88,9 +88,7 @@ class Job:
         return torch.stack([kept_of(state, self.case.numel) for state in states]).sum(0)
 
 
-def law_what_is_not_taken_is_put_back(
-    exchange: Exchange, case: Case, job: type[Job] = Job
-) -> bool:
+def law_what_is_not_taken_is_put_back(exchange: Exchange, case: Case, job: type[Job] = Job) -> bool:
     """W * means that were taken + residuals = the gradients of the steps that were taken.
 
     Over any sequence of passes, skipped steps and optimizers, where a message holds parameters of

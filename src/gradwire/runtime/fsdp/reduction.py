@@ -231,9 +231,9 @@ class ShardReduction:
         for part in self._parts:
             part.backup.decide(names, is_skipped=is_skipped)
 
-    def decide_by_means(self) -> None:
+    def end_iteration(self, *, is_by_hand: bool) -> None:
         """Counts a step by hand as taken: a rank knows the means of its own shards alone."""
-        for part in self._parts:
+        for part in self._parts if is_by_hand else ():
             part.backup.forget()
 
     def _carry(self, verbs: tuple[Verb, ...]) -> list[Any]:
@@ -419,8 +419,5 @@ def refuse_other_scaler() -> None:
 
 
 def _scales_in_use() -> list[float]:
-    found: list[float] = []
-    for one in gc.get_objects():
-        if issubclass(type(one), GradScaler) and one.is_enabled() and one._scale is not None:
-            found.append(one.get_scale())
-    return found
+    scalers = [one for one in gc.get_objects() if issubclass(type(one), GradScaler)]
+    return [s.get_scale() for s in scalers if s.is_enabled() and s._scale is not None]

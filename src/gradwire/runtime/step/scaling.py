@@ -7,19 +7,22 @@ model is attached its scaler has an observer, one for all models, around three m
 * ``step(optimizer)``: the scaler's own record then says whether the step was skipped.
 * ``unscale_(optimizer)``: an optimizer that is unscaled and not stepped is stepped by hand.
 * ``update()``: it ends an iteration. If the scaler has seen no optimizer in it, the loop steps by
-  hand. Nobody can be asked then, and the means must tell: see ``Watcher.decide_by_means``.
+  hand. Nobody can be asked then, nor about a parameter that no optimizer of this rank holds. So the
+  means must tell: see ``Watcher.end_iteration``.
 
 What was exchanged without such a word since is a step that accumulates gradients.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from torch import Tensor
 from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 _METHODS = ("step", "unscale_", "update")
 _OWN = "_gradwire_observer"
@@ -32,8 +35,21 @@ class Watcher(Protocol):
     def decide(self, params: list[Tensor], *, is_skipped: bool) -> None:
         """Ends the step of the optimizer that holds ``params``; some are the model's, or none."""
 
-    def decide_by_means(self) -> None:
-        """Ends a step that a loop makes by hand: it is skipped if a mean is not finite."""
+    def end_iteration(self, *, is_by_hand: bool) -> None:
+        """Ends, by the means, steps that no scaler can be asked about."""
+
+
+def held_by_optimizers() -> set[int]:
+    """The ids of the parameters that optimizers of this process hold.
+
+    The process is searched for optimizers, which takes 0.1 s or so: torch has no list of them.
+    """
+    held: set[int] = set()
+    for one in gc.get_objects():
+        if issubclass(type(one), Optimizer):
+            groups = getattr(one, "param_groups", ())
+            held.update(id(param) for group in groups for param in group["params"])
+    return held
 
 
 def observe(scaler: GradScaler | None, watcher: Watcher) -> Callable[[], None]:
@@ -108,9 +124,8 @@ class StepObserver:
         has_stepped, self._has_stepped = self._has_stepped, False
         for optimizer in unscaled.values():
             self._tell(optimizer)
-        if not unscaled and not has_stepped:
-            for watcher in tuple(self.watchers):
-                watcher.decide_by_means()
+        for watcher in tuple(self.watchers):
+            watcher.end_iteration(is_by_hand=not unscaled and not has_stepped)
         self._update(new_scale)
 
     def _tell(self, optimizer: Any) -> None:

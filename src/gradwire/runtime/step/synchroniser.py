@@ -587,7 +587,8 @@ class Synchroniser:
             for message in self.messages:
                 message.end_step()
         if self._looks and not self.check.trains:
-            self.decide_by_means()  # no scaler of this rank steps, as its data have ended
+            # No scaler of this rank steps, as its data have ended.
+            self.decide_by_means({*self.names})
 
     def used(self) -> set[str]:
         """The parameters that any rank used in the last pass; the same on all ranks."""
@@ -602,15 +603,16 @@ class Synchroniser:
         self.known[names] = None
         self._decide(names, is_skipped=is_skipped)
 
-    def decide_by_means(self) -> None:
-        """Ends a step of all parameters that nobody can be asked about.
+    def decide_by_means(self, names: Collection[str]) -> None:
+        """Ends a step of parameters that nobody can be asked about.
 
-        An optimizer's parameters are skipped together if a mean of them is not finite. So are all
-        parameters that no optimizer is known for.
+        An optimizer's parameters are skipped together if a mean of them is not finite. So are those
+        of ``names`` that no optimizer is known for.
         """
-        rest = {*self.names}.difference(*self.known)
-        for names in [*self.known, frozenset(rest)]:
-            self._decide(names, is_skipped=not self._infinite.isdisjoint(names))
+        rest = {*names}.difference(*self.known)
+        for group in [*self.known, frozenset(rest)]:
+            own = group.intersection(names)
+            self._decide(own, is_skipped=not self._infinite.isdisjoint(group))
 
     def _decide(self, names: frozenset[str], *, is_skipped: bool) -> None:
         for message in self.messages:
