@@ -6,9 +6,12 @@ steps that were taken. A step is what one optimizer does with one or several bac
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 from collections.abc import Collection, Iterable
 from copy import deepcopy as copy_of
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -443,6 +446,51 @@ def test_a_rank_without_an_optimizer_decides_as_the_others(two: Ranks) -> None:
     for skipped in (1, 3, 4, 6):
         assert torch.equal(residuals[skipped], residuals[skipped - 1])
     assert not torch.equal(residuals[2], residuals[1])
+
+
+def losing_a_rank(rank: int, world: int) -> list[bool] | None:
+    """A rank is lost in the second pass of a step; survivors repeat the step, which is skipped.
+
+    Returns whether residuals are those of the last step that was taken, for the new number of
+    ranks: once the rank is lost, and after the skipped step.
+    """
+    net, scaler = Pair(), GradScaler("cpu", init_scale=SCALE)
+    settings = keywords(compress_if=every, on_failure="shrink", timeout=timedelta(seconds=60))
+    handle = gw.attach(net, "onebit", scaler=scaler, **settings)
+    optimizer, found = sgd(net.parameters()), []
+
+    def make_pass(step: int, infinite: str = "") -> None:
+        scaler.scale(net(*drawn(rank, step, infinite))).backward()
+
+    def are_of_the_last_step(params: dict[str, Any]) -> bool:
+        factor = handle.world_size / world
+        kept = {name: fields["residual_N"] for name, fields in params.items()}
+        return all(torch.equal(kept[name], factor * own) for name, own in before.items())
+
+    make_pass(0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    before = {name: residual.clone() for name, residual in handle.residuals().items()}
+    make_pass(1)
+    if rank == world - 1:
+        net.a.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(gw.RanksLost):
+        make_pass(2)
+    found.append(are_of_the_last_step(handle.state_dict()["params"]))
+    make_pass(1)
+    make_pass(2, "b")
+    scaler.step(optimizer)
+    scaler.update()
+    found.append(are_of_the_last_step({n: {"residual_N": r} for n, r in handle.residuals().items()}))
+    handle.detach()
+    return found
+
+
+def test_survivors_undo_a_step_that_was_begun_with_more_ranks(doomed: Ranks) -> None:
+    *survivors, lost = doomed.outcomes(losing_a_rank)
+    assert lost.exit_code == -signal.SIGKILL
+    assert [one.value for one in survivors] == [[True, True]] * len(survivors), survivors[0].error
 
 
 EVERY = gw.Options(compress_if=every)
