@@ -482,7 +482,9 @@ def losing_a_rank(rank: int, world: int) -> list[bool] | None:
     make_pass(2, "b")
     scaler.step(optimizer)
     scaler.update()
-    found.append(are_of_the_last_step({n: {"residual_N": r} for n, r in handle.residuals().items()}))
+    found.append(
+        are_of_the_last_step({n: {"residual_N": r} for n, r in handle.residuals().items()})
+    )
     handle.detach()
     return found
 

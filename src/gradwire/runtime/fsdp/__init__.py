@@ -33,8 +33,8 @@ from .reduction import (
     PayloadReduceScatter,
     ShardReduction,
     groups_of,
+    keeps_scale,
     refuse_half,
-    travels_scaled,
 )
 
 
@@ -92,7 +92,7 @@ def reduce_scatter(
     with refusing(who):
         settings = given.checked(None, who)
         refuse_pairs(Facts(model, [*params.items()], settings, REDUCE_SCATTER))
-        if scaler is not None and not travels_scaled(codec):
+        if scaler is not None and not keeps_scale(codec):
             refuse_half(params)
         compress_if = settings.options.compress_if
         dense = {name for name, param in params.items() if not compress_if(name, param)}

@@ -112,7 +112,7 @@ class ColumnsOfCodec:
         rows, own_rows = given_N.view(self.me.world, -1), self._sent_N.view(self.me.world, -1)
         for place, one in self._placed:
             own_rows[:, place : place + one.size] = rows[:, one.start : one.stop]
-        factor = 1.0 if travels_scaled(self.exchange) else scale
+        factor = 1.0 if keeps_scale(self.exchange) else scale
         if factor != 1.0:
             self._sent_N.mul_(unscaling_factor(factor))
         codecs, residual_N = self.state
@@ -381,7 +381,7 @@ def groups_of(module: Any) -> list[Any]:
     return list(module._get_fsdp_state()._fsdp_param_groups)
 
 
-def travels_scaled(codec: Compressor) -> bool:
+def keeps_scale(codec: Compressor) -> bool:
     """Whether gradients keep a loss scaler's scale on the wire, as in `messages`."""
     return codec.traits.layout is Layout.DENSE and not codec.traits.error_feedback
 
@@ -420,4 +420,4 @@ def refuse_other_scaler() -> None:
 
 def _scales_in_use() -> list[float]:
     scalers = [one for one in gc.get_objects() if issubclass(type(one), GradScaler)]
-    return [s.get_scale() for s in scalers if s.is_enabled() and s._scale is not None]
+    return [s.get_scale() for s in scalers if s.is_enabled() and vars(s)["_scale"] is not None]

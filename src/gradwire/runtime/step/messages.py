@@ -121,6 +121,8 @@ class Message:
 
     is_of_rows = False
     """Whether the gradient comes as rows; see `row_message`."""
+    scale = 1.0
+    """The factor on gradients that is taken off before the exchange."""
     looks = False
     _keeps_step = _keeps_pass = False
     _extremes: Sequence[Tensor] = ()
@@ -168,8 +170,6 @@ class Message:
 
             is_whole = exchange.declared.whole_tensors
             self._shares = shares_of(self.spec.shapes, exchange.ranks_per_host, is_whole)
-        self.scale = 1.0
-        """The factor on gradients that is taken off before the exchange."""
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
         self.notes_norms = False
         self.norms: list[float] = []
