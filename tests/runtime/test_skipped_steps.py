@@ -448,6 +448,34 @@ def test_a_rank_without_an_optimizer_decides_as_the_others(two: Ranks) -> None:
     assert not torch.equal(residuals[2], residuals[1])
 
 
+def with_closure(rank: int, world: int) -> list[bool]:
+    """Whether passes of a closure are of the step that calls it, and of none that is skipped."""
+    net, scaler = Pair(), GradScaler("cpu", init_scale=SCALE)
+    handle = gw.attach(net, "onebit", scaler=scaler, options=EVERY)
+    optimizer, found = sgd(net.parameters()), []
+
+    def make_pass(step: int, infinite: str = "") -> None:
+        optimizer.zero_grad()
+        scaler.scale(net(*drawn(rank, step, infinite))).backward()
+
+    before = handle.residuals()["a"].clone()
+    for step, infinite in enumerate(["", "a", ""]):
+        make_pass(2 * step, infinite)
+        scaler.step(optimizer, partial(make_pass, 2 * step + 1))
+        scaler.update()
+        now = handle.residuals()["a"].clone()
+        saved = handle.state_dict()["params"]["a"]["residual_N"]
+        found += [torch.equal(now, before), torch.equal(saved, now)]
+        before = now
+    found.append(handle.step == 5)
+    handle.detach()
+    return found
+
+
+def test_passes_of_a_closure_are_of_its_step(two: Ranks) -> None:
+    assert two.run(with_closure) == [[False, True, True, True, False, True, True]] * 2
+
+
 def losing_a_rank(rank: int, world: int) -> list[bool] | None:
     """A rank is lost in the second pass of a step; survivors repeat the step, which is skipped.
 
