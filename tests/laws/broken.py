@@ -27,6 +27,7 @@ from gradwire_lab.laws import compressors as on_compressors
 from gradwire_lab.laws import exchanges as on_exchanges
 from gradwire_lab.laws import many_steps as on_many_steps
 from gradwire_lab.laws import payloads as on_payloads
+from gradwire_lab.laws import skipped as on_skipped
 from tests.laws import broken_collectives as collectives
 from tests.laws import broken_compressors as compressors
 from tests.laws import broken_exchanges as exchanges
@@ -180,6 +181,7 @@ EXCHANGE_BITES = (
     (on_exchanges.law_kept_buffers_change_no_bit, exchanges.reads_old_buffers()),
     (on_exchanges.law_fused_form_agrees_with_the_definition, exchanges.only_adds_to_residual()),
     (on_exchanges.law_an_undone_step_leaves_no_trace, exchanges.keeps_beside_its_state()),
+    (on_skipped.law_what_is_not_taken_is_put_back, exchanges.keeps_beside_its_state()),
     (on_exchanges.law_callers_tensors_untouched, exchanges.writes_the_gradient()),
     (
         on_exchanges.law_repeatable_under_any_interleaving,

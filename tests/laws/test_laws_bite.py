@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import gradwire as gw
+from gradwire.runtime.step.backup import Backup
 from gradwire_lab.laws import (
     bounded,
     collectives,
@@ -23,9 +25,11 @@ from gradwire_lab.laws import (
     programs,
 )
 from gradwire_lab.laws.cases import FEW, Case
+from gradwire_lab.laws.skipped import law_what_is_not_taken_is_put_back
 from gradwire_lab.laws.subjects import FEW_LONG, Verdict
 from tests.each import each
 from tests.laws import broken
+from tests.laws.broken_skips import BROKEN, job_with
 from tests.strategies import panel
 
 SMALL = [case for case in FEW if case.world <= 5]
@@ -102,6 +106,15 @@ def test_growth_law_bites() -> None:
     law = growth.law_means_do_not_grow_over_ranks_and_steps
     with rejected(by=law):
         law(broken.GROWS, growth.MANY_RANKS[0])
+
+
+@each("backup", BROKEN)
+def test_the_law_of_skipped_steps_bites(backup: type[Backup]) -> None:
+    exchange = gw.compress.randomk(density=0.3)  # it counts draws, which are the whole message's
+    with rejected(by=law_what_is_not_taken_is_put_back):
+        for seed in range(10):
+            case = Case(world=2, numel=64, seed=seed)
+            law_what_is_not_taken_is_put_back(exchange, case, job_with(backup))
 
 
 EVERY = {

@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
+from tests.each import each
 from tests.runtime.meshes import device_mesh, needs_reduce_scatter
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_sharded import held
@@ -114,6 +116,78 @@ def test_nothing_is_lost(four: Ranks) -> None:
         assert all(left.any() for _, _, left in found)
         for total, arrived, left in found:
             torch.testing.assert_close(arrived + left, total, rtol=1e-4, atol=1e-5)
+
+
+def accounted(rank: int, world: int, codec: Any) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """What ``conserved`` returns, of steps that a scaler takes; its scale changes by 8.
+
+    The losses of one rank are infinite in some steps. Two passes may be one step.
+    """
+    nets = [sharded(world), sharded(world)]
+    scaler = GradScaler("cpu", init_scale=2.0**6, growth_factor=8.0, growth_interval=1)
+    handle = gw.fsdp.reduce_scatter(nets[1], codec, scaler=scaler)
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.0) for net in nets]
+    sums: list[dict[str, Tensor]] = [{}, {}]
+    for step, passes in enumerate([(0,), (1,), (0,), (0, 1), (0, 0), (1, 0), (0,)]):
+        for place, infinite in enumerate(passes):
+            for net, scale in zip(nets, (1.0, scaler.get_scale()), strict=True):
+                torch.manual_seed(100 * step + 10 * place + rank)
+                loss = net(torch.randn(8, 13)).square().sum()
+                loss = loss * torch.inf if infinite and not rank else loss
+                (loss if scale == 1.0 else scaler.scale(loss)).backward()
+        before = scaler.get_scale()
+        scaler.step(optimizers[1])
+        scaler.update()
+        for net, total in zip(nets, sums, strict=True):
+            for key, param in net.named_parameters():
+                grad = world * param.grad.full_tensor()  # the scaler has unscaled it
+                if scaler.get_scale() > before:
+                    total[key] = total.get(key, 0) + grad
+            net.zero_grad()
+    found = []
+    for key, left in handle.residuals().items():
+        dist.all_reduce(left)
+        found.append((sums[0][key].flatten(), sums[1][key].flatten(), left))
+    handle.detach()
+    assert sorted(vars(scaler)) == sorted(vars(GradScaler("cpu")))
+    return found
+
+
+@each("codec", [TOPK, gw.compress.onebit(block=64)])
+def test_nothing_is_lost_under_a_scaler_that_skips(codec: Any, two: Ranks) -> None:
+    for found in two.run(accounted, codec):
+        assert all(left.any() for _, _, left in found)
+        for total, arrived, left in found:
+            torch.testing.assert_close(arrived + left, total, rtol=1e-4, atol=1e-3)
+
+
+def beside_a_scaler(rank: int, world: int) -> list[str]:
+    """The errors of a first backward pass beside a strange scaler, and of parameters in 16 bits."""
+    texts = []
+    net, scaler = sharded(world), GradScaler("cpu")
+    for given in (None, GradScaler("cpu", enabled=False)):
+        handle = gw.fsdp.reduce_scatter(net, TOPK, scaler=given)
+        try:
+            scaler.scale(net(torch.randn(8, 13)).sum()).backward()
+            texts.append("")
+        except InvalidSetting as error:
+            texts.append(str(error))
+        handle.detach()
+        net = sharded(world)
+    mesh = device_mesh((world,))
+    half = fully_shard(nn.Linear(13, 8).half(), mesh=mesh)
+    with pytest.raises(InvalidSetting) as raised:
+        gw.fsdp.reduce_scatter(half, TOPK, scaler=scaler)
+    texts.append(str(raised.value))
+    return texts
+
+
+def test_a_scaler_that_was_not_given_is_refused(two: Ranks) -> None:
+    for strange, named, half in two.run(beside_a_scaler):
+        assert "scaler must be the scaler of the model's loss" in strange
+        assert "None beside a GradScaler with the scale 65536" in strange
+        assert named == ""
+        assert "dtype of weight must be torch.float32 beside a scaler" in half
 
 
 def resumed(rank: int, world: int, folder: str) -> list[tuple[str, str, str, bool, int]]:

@@ -59,6 +59,7 @@ from .step.hooks import ModuleHooks, Strangers
 from .step.local_gradients import LocalGradients
 from .step.messages import Message, as_reals, refuse_float16, scale_of, travels_scaled
 from .step.progress import Progress
+from .step.scaling import observe
 from .step.synchroniser import Check, Synchroniser
 from .step.wire import Group
 
@@ -294,6 +295,7 @@ class Attachment:
             caution(Facts(self.model, self.params, settings, self.way, self.optimizer))
             synchroniser = Synchroniser(engine, messages, dict(self.held), self.check())
             progress = Progress(synchroniser, recorder, self.params, settings.scaler)
+            undo.callback(observe(settings.scaler, progress))
             if (every := settings.options.guard_every) is not None:
                 progress.compare(every)
             progress.healing, progress.newcomer = healing, newcomer

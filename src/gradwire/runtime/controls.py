@@ -5,7 +5,8 @@ pilot decides must follow from what they all know. Messages are replaced, and th
 by parameter name, as a checkpoint's does. Process groups stay: they are opened once, at attach.
 
 Residuals of parameters whose next exchange keeps none are delivered: for one step such a message
-travels dense, with its residuals added to the gradient, and takes its own exchange after that.
+travels dense, with its residuals added to the gradient, and takes its own exchange after that. A
+step that the loss scaler skips delivers nothing, so the message travels dense once more.
 
 On hosts of several ranks each rank keeps state of a share, and another plan cuts other shares. So a
 host's ranks put their shares together first, and each takes its new one.
@@ -101,6 +102,7 @@ class Controls:
         self.in_turn = hooks if isinstance(hooks, DDPInTurn) else None
         """The hooks themselves, where DDP's own reducer averages what is dense."""
         hooks.on_end = self._step_ended
+        progress.on_decided = self._deliver
 
     @property
     def engine(self) -> Engine:
@@ -128,7 +130,17 @@ class Controls:
         wants_overlap = plan is not None and plan.overlap_forward and self.can_overlap
         if wants_overlap is not (self._hooks.overlap is not None):
             self._set_overlap(wants_overlap)
-        self.put(self.prepared(self.of_host(checkpoint.collect(self._progress.messages))))
+        saved = self.of_host(checkpoint.collect(self._progress.messages))
+        begun = self._begun()
+        if begun is not None:
+            begun = begun._replace(saved=self.of_host(begun.saved))
+        self.put(self.prepared(saved, begun=begun))
+
+    def _begun(self) -> checkpoint.BegunStep | None:
+        """The step that a scaler has not decided; None without a scaler, on all ranks alike."""
+        if not self._progress.synchroniser.undoes_skipped:
+            return None
+        return checkpoint.begun_step(self._progress.messages)
 
     def of_host(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """A state with all that this host's ranks have kept, each for its share.
@@ -150,11 +162,15 @@ class Controls:
         return {**saved, "params": params}
 
     def prepared(
-        self, saved: Mapping[str, Any], delivering: Iterable[int] | None = None
+        self,
+        saved: Mapping[str, Any],
+        delivering: Iterable[int] | None = None,
+        begun: checkpoint.BegunStep | None = None,
     ) -> list[Message]:
         """Messages of the plan in force with a state that was collected under this or another.
 
         Those at the places ``delivering`` deliver residuals first; by default all that have to.
+        The scaler may still skip the step that was ``begun``.
         """
         made = self._make_messages(self.plan)
         if self._cluster is not None:
@@ -166,7 +182,7 @@ class Controls:
             ranges = [ParamRange(s.name, of[s.name], s.first, s.last) for s in slots]
             after = made[place].after
             made[place] = Message(place, ranges, owed, who.rank, who.world, after=after)
-        checkpoint.move(saved, made)
+        checkpoint.move(saved, made, begun)
         return made
 
     def put(self, messages: Sequence[Message]) -> None:
@@ -224,7 +240,11 @@ class Controls:
             self._set_overlap(False)
 
     def _step_ended(self) -> None:
+        synchroniser = self._progress.synchroniser
         if self._is_delivering:
+            self.settle()
+            if not synchroniser.undoes_skipped:
+                synchroniser.taken |= synchroniser.used()
             self._deliver()
         if self._flight is not None:
             with torch.device("cpu"):  # whatever the user's default is
@@ -233,14 +253,17 @@ class Controls:
     def _deliver(self) -> None:
         """Gives messages that have delivered what was owed their own exchange.
 
-        What is owed to a parameter that no rank used was not sent: its message delivers on.
+        What is owed to a parameter is delivered once an optimizer takes its mean. If no rank used
+        the parameter, or the scaler skipped the step, its message delivers on.
         """
-        self.settle()
-        unused, present = self._progress.synchroniser.unused, self._progress.messages
+        if not self._is_delivering:
+            return
+        taken, present = self._progress.synchroniser.taken, self._progress.messages
         delivers = [p for p, one in enumerate(present) if one.exchange is self._dense_and_owed]
-        owes = [place for place in delivers if not unused.isdisjoint(present[place].names)]
+        owes = [place for place in delivers if not taken.issuperset(present[place].names)]
         if owes != delivers:
-            self.put(self.prepared(checkpoint.collect(present), owes))
+            saved = checkpoint.collect(present)
+            self.put(self.prepared(saved, owes, self._begun()))
 
     def _set_overlap(self, is_wanted: bool) -> None:
         hooks = self._hooks

@@ -319,8 +319,14 @@ class Handle:
         self._between_steps("state_dict()")
         self.synchronize()
         run = f"{self._run}.{self._num_loads}"
+        # The weights of a step that the scaler has not decided are those from before it.
+        undone = frozenset[str]().union(*self.synchroniser.known)
         return checkpoint.collect(
-            self._progress.messages, self._origin, step=self._progress.step, run=run
+            self._progress.messages,
+            self._origin,
+            step=self._progress.step,
+            run=run,
+            undone=undone,
         )
 
     def gather_state(self) -> dict[str, Any]:
@@ -436,7 +442,8 @@ class Handle:
                 for message, state in zip(messages, states, strict=True):
                     message.state = state
             self._progress.go_on_from(saved["step"])
-            self._progress.synchroniser.check.forget()
+            self.synchroniser.check.forget()
+            self.synchroniser.forget_steps()
 
         return put_in_place
 

@@ -15,8 +15,7 @@ from gradwire.exchange.error_feedback import feedback_refusal, with_error_feedba
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 
-from .cases import Case, kept_of, thinned
-from .exchanges import accuracy
+from .cases import Case, accuracy, kept_of, thinned
 from .tolerance import assert_near, largest, must, same_bits
 
 NUM_STEPS = 400

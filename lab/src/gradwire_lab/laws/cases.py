@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gradwire.contract import Exchange, Member, State
 from gradwire.contract.spec import TensorSpec
-from gradwire.exchange.error_feedback import residuals
+from gradwire.exchange.error_feedback import Wrapper, residuals
+from gradwire.exchange.pair import Pair
 
 SIZES = (0, 1, 5, 8, 9, 64, 1000)
 
@@ -89,6 +90,23 @@ def kept_of(state: State, numel: int) -> Tensor:
     """All that a rank keeps for later, as one float64 tensor."""
     kept = [t.double() for t in residuals(state).values()]
     return torch.stack(kept).sum(0) if kept else torch.zeros(numel, dtype=torch.float64)
+
+
+def accuracy(exchange: Exchange, case: Case) -> torch.dtype:
+    """The dtype to whose rounding an exchange must balance.
+
+    Float32, unless the mean is of 16 bits itself, or a library sums 16-bit payloads on the way,
+    whose rounding no rank sees.
+    """
+    coarsest = max(case.dtype, torch.float32, key=lambda d: torch.finfo(d).eps)
+    while isinstance(exchange, Wrapper):
+        exchange = exchange.inner
+    if not isinstance(exchange, Pair):
+        return coarsest
+    if exchange.collective.needs.additive and not exchange.codec.traits.exact_sum:
+        wire = exchange.codec.format(case.spec).fields[0].dtype
+        return max(coarsest, wire, key=lambda d: torch.finfo(d).eps)
+    return coarsest
 
 
 def states_of(results: list[Any]) -> list[State]:

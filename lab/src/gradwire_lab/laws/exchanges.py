@@ -18,12 +18,12 @@ from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.state import leaves
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.by_name import clone_state, definition, run_local
-from gradwire.exchange.error_feedback import ErrorFeedback, Wrapper, nested
+from gradwire.exchange.error_feedback import ErrorFeedback, nested
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 
-from . import ahead, many_steps
-from .cases import Case, kept_of, states_of, tensors_of
+from . import ahead, many_steps, skipped
+from .cases import Case, accuracy, kept_of, states_of, tensors_of
 from .collectives import Undefined
 from .tolerance import assert_near, largest, must, same_bits
 
@@ -45,23 +45,6 @@ class RunOnly(Exchange):
 
     def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
         return definition(self.inner, rank, world, state, grad_N)
-
-
-def accuracy(exchange: Exchange, case: Case) -> torch.dtype:
-    """The dtype to whose rounding an exchange must balance.
-
-    Float32, unless the mean is of 16 bits itself, or a library sums 16-bit payloads on the way,
-    whose rounding no rank sees.
-    """
-    coarsest = max(case.dtype, torch.float32, key=lambda d: torch.finfo(d).eps)
-    while isinstance(exchange, Wrapper):
-        exchange = exchange.inner
-    if not isinstance(exchange, Pair):
-        return coarsest
-    if exchange.collective.needs.additive and not exchange.codec.traits.exact_sum:
-        wire = exchange.codec.format(case.spec).fields[0].dtype
-        return max(coarsest, wire, key=lambda d: torch.finfo(d).eps)
-    return coarsest
 
 
 def _total(tensors: list[Tensor]) -> Tensor:
@@ -420,4 +403,5 @@ LAWS = (
     *(found for name, found in sorted(globals().items()) if name.startswith("law_")),
     *ahead.LAWS,
     *many_steps.LAWS,
+    *skipped.LAWS,
 )

@@ -241,19 +241,27 @@ class Shrinking:
             synchroniser.undo()
             self._drop_gradients()  # some may be means of the step that does not count
         saved = checkpoint.collect(self._progress.messages)
-        checkpoint.scale(saved, len(decision.ranks) / old.world, checkpoint.is_residual)
+        begun = checkpoint.begun_step(self._progress.messages)
+        for state in (saved, begun.saved):
+            checkpoint.scale(state, len(decision.ranks) / old.world, checkpoint.is_residual)
         try:
             engine, group = self._connected(old, _among(old.who, decision), decision)
-            self._move(saved, engine, group)
+            self._move(saved, engine, group, begun)
         except (GradwireError, RuntimeError, TimeoutError) as error:
             text = f"{failure}; the others cannot go on: {said(error)}"
             raise RankFailed(text, ranks=failure.ranks, step=failure.step) from error
         self._ranks = [self._ranks[rank] for rank in decision.ranks]
 
-    def _move(self, saved: Mapping[str, Any], engine: Engine, group: Group | None) -> None:
+    def _move(
+        self,
+        saved: Mapping[str, Any],
+        engine: Engine,
+        group: Group | None,
+        begun: checkpoint.BegunStep | None = None,
+    ) -> None:
         """Goes on among the ranks of ``engine``, from the state that was collected."""
         messages = self._make_messages(engine.who)
-        checkpoint.move(saved, messages)
+        checkpoint.move(saved, messages, begun)
         self._progress.synchroniser.go_on(engine, messages)
         if (handle := self._handle()) is not None:
             weakref.finalize(handle, engine.finish_and_close)
@@ -291,6 +299,7 @@ class Shrinking:
         saved = checkpoint.collect(self._progress.messages)
         checkpoint.scale(saved, engine.world / old.world)
         self._move(saved, engine, group)
+        synchroniser.forget_steps()  # of gradients that the loop has dropped
         self._note_newcomer(offer, time.monotonic() - start_s)
 
     def _note_newcomer(self, offer: Offer, seconds: float) -> None:

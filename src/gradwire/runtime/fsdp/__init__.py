@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 
 from ...contract import Compressor
 from ...contract.registry import load
@@ -24,8 +25,17 @@ from ..grid.dtensors import is_dtensor, sharded_modules
 from ..setup.fingerprint import agree, fingerprint, refusing
 from ..setup.pairs import REDUCE_SCATTER, Facts, refuse_pairs
 from ..setup.settings import FailurePolicy, Options, Settings, or_defaults, takes_options
+from ..step.messages import scale_of
 from ..step.wire import Group
-from .reduction import WAY, Column, PayloadReduceScatter, ShardReduction, groups_of
+from .reduction import (
+    WAY,
+    Column,
+    PayloadReduceScatter,
+    ShardReduction,
+    groups_of,
+    keeps_scale,
+    refuse_half,
+)
 
 
 @takes_options
@@ -33,6 +43,7 @@ def reduce_scatter(
     model: nn.Module,
     algorithm: Compressor | str,
     *,
+    scaler: GradScaler | None = None,
     options: Options | None = None,
     failure: FailurePolicy | None = None,
 ) -> ShardReduction:
@@ -46,6 +57,8 @@ def reduce_scatter(
     Args:
         model: A model that ``fully_shard`` has cut on one mesh of one dimension.
         algorithm: A compressor or its name.
+        scaler: The loss's scaler. Gradients are exchanged without its scale, and what was exchanged
+            for a step that it skips is undone. Default: the loss is not scaled.
         options: Only ``compress_if`` is used: other parameters travel as they are.
         failure: Only ``timeout`` is used.
 
@@ -54,7 +67,8 @@ def reduce_scatter(
         ``sharded_state()`` and ``detach()``.
 
     Raises:
-        InvalidSetting: The model or the compressor cannot be used in this way.
+        InvalidSetting: The model or the compressor cannot be used in this way. The first backward
+            pass raises it too, if a scaler is in use that was not given.
         RanksDiffer: Ranks passed different models or settings.
 
     >>> import gradwire as gw
@@ -74,11 +88,13 @@ def reduce_scatter(
     pair(codec, WAY)  # raises for what must agree with others, or takes tensors whole
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     group = _group_of(params)
-    given = Settings(codec, None, None, *or_defaults(options, failure))
+    given = Settings(codec, None, scaler, *or_defaults(options, failure))
     who, timeout = join(group, given.patience), given.patience
     with refusing(who):
         settings = given.checked(None, who)
         refuse_pairs(Facts(model, [*params.items()], settings, REDUCE_SCATTER))
+        if scaler is not None and not keeps_scale(codec):
+            refuse_half(params)
         compress_if = settings.options.compress_if
         dense = {name for name, param in params.items() if not compress_if(name, param)}
         found = [(module, _columns(module, params, who.world)) for module in modules]
@@ -89,8 +105,12 @@ def reduce_scatter(
                 "averages it among ranks; apply fully_shard() to the whole model too, or freeze it"
             )
     tensors = [(n, p, "uncompressed" if n in dense else "compressed") for n, p in params.items()]
-    agree(who, fingerprint(tensors, {"algorithm": codec}), timeout)
-    made = ShardReduction(codec, group, who, timeout)
+    how = None if scaler is None else "given" if scaler.is_enabled() else "disabled"
+    # What travels with its scale must have the same on all ranks, as what was agreed on there.
+    shared: dict[str, object] = {"algorithm": codec, "scaler": how}
+    shared["scale of the scaler"] = repr(scale_of(scaler))
+    agree(who, fingerprint(tensors, shared), timeout)
+    made = ShardReduction(codec, group, who, timeout, params, scaler)
     for module, columns in found:  # of one rank too, whose state others may load
         if columns:
             made.take(module, columns, dense, params[columns[0].name].dtype)

@@ -5,6 +5,8 @@ Columns are the parameters of one ``fully_shard``, as FSDP lays their shards out
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import accumulate
 from math import prod
@@ -13,11 +15,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.amp import GradScaler
 
 from ...collective.casync_ps import casync_ps
 from ...collective.steps.chunks import Chunks
 from ...compress.none import none
-from ...contract import Compressor, Member
+from ...contract import Compressor, Layout, Member
 from ...contract.spec import TensorSpec, working_dtype
 from ...contract.state import leaves
 from ...contract.tensorwise import tensorwise
@@ -29,8 +32,10 @@ from ..failure.membership import Membership, run_of
 from ..setup.fingerprint import agree, fingerprint, refusing
 from ..state import checkpoint
 from ..state.sharded import Owners, own_part, sharded_state
+from ..step.backup import Backup
 from ..step.figures import norm_over_all
-from ..step.messages import Slot
+from ..step.messages import Slot, scale_of, unscaling_factor
+from ..step.scaling import observe
 from ..step.wire import Group, as_on_a_lane, carry_out, give_back, open_channels
 
 WAY = casync_ps()
@@ -95,19 +100,28 @@ class ColumnsOfCodec:
                 self.slots.append(Slot(one.name, rank * one.size, start, stop, False))
                 self._padding.append(slice(stop, start + one.size))
         self.state = self.first_state()
+        self.backup = Backup(self, (one.name for one in columns))
         self._sent_N = torch.empty(world * numel, dtype=dtype, device="cpu")
         self._mean_C = torch.empty(numel, dtype=dtype, device="cpu")
 
-    def text(self, given_N: Tensor, out_C: Tensor) -> Steps[None]:
-        """One reduce-scatter of these columns; what a module hands in is a row for each rank."""
+    def text(self, given_N: Tensor, out_C: Tensor, scale: float) -> Steps[None]:
+        """One reduce-scatter of these columns; what a module hands in is a row for each rank.
+
+        It has this ``scale``, which is taken off before the exchange if it must be.
+        """
         rows, own_rows = given_N.view(self.me.world, -1), self._sent_N.view(self.me.world, -1)
         for place, one in self._placed:
             own_rows[:, place : place + one.size] = rows[:, one.start : one.stop]
+        factor = 1.0 if keeps_scale(self.exchange) else scale
+        if factor != 1.0:
+            self._sent_N.mul_(unscaling_factor(factor))
         codecs, residual_N = self.state
         text = WAY.reduce_scatter(
             self.me, self._chunks, codecs, self._sent_N, self._mean_C, residual_N
         )
         self.state = KeptOfColumns(tuple((yield from text)), residual_N)
+        if factor != 1.0:
+            self._mean_C.mul_(factor)
         for place, one in self._placed:
             out_C[one.start : one.stop] = self._mean_C[place : place + one.size]
         if residual_N is not None:
@@ -149,9 +163,21 @@ class ShardReduction:
     """The handle that ``gw.fsdp.reduce_scatter`` returns."""
 
     def __init__(
-        self, codec: Compressor, group: Group, who: Membership, timeout: timedelta
+        self,
+        codec: Compressor,
+        group: Group,
+        who: Membership,
+        timeout: timedelta,
+        params: Mapping[str, Tensor],
+        scaler: GradScaler | None,
     ) -> None:
         self.codec, self._group, self._who, self._timeout = codec, group, who, timeout
+        self._names = {id(param): name for name, param in params.items()}
+        self._known: set[str] = set()
+        """The parameters of optimizers that the scaler has stepped."""
+        self._scaler = scaler
+        self._follows_scaler = scaler is not None and scaler.is_enabled()
+        self._stop_observing = observe(scaler, self)
         self._channels = open_channels(*who, 1, timeout) if who.world > 1 else []
         self._run, self._num_loads, self._wire_bytes = run_of(who), 0, 0
         self.step = 0
@@ -184,11 +210,31 @@ class ShardReduction:
                 f"fully_shard asks for {op}, and payloads are averaged or added up; leave out "
                 "set_gradient_divide_factor()"
             )
+        if self.step == 1 and self._scaler is None:
+            refuse_other_scaler()
+        scale = scale_of(self._scaler)
         with as_on_a_lane():
             for part in comm.parts:
-                carried_out(part.text(given_N, out_C), self._carry)
+                if self._follows_scaler:
+                    part.backup.keep(by_step=True, by_pass=False)
+                carried_out(part.text(given_N, out_C, scale), self._carry)
             if op == dist.ReduceOp.SUM:
                 out_C.mul_(self._who.world)
+
+    def decide(self, params: Sequence[Tensor], *, is_skipped: bool) -> None:
+        """Ends the step of an optimizer that holds ``params``; see `scaling`.
+
+        ``fully_shard`` has its parts' infs added up among ranks, so scalers skip alike.
+        """
+        names = {self._names[id(param)] for param in params if id(param) in self._names}
+        self._known |= names
+        for part in self._parts:
+            part.backup.decide(names, is_skipped=is_skipped)
+
+    def end_iteration(self, *, is_by_hand: bool) -> None:
+        """Counts a step by hand as taken: a rank knows the means of its own shards alone."""
+        for part in self._parts if is_by_hand else ():
+            part.backup.forget()
 
     def _carry(self, verbs: tuple[Verb, ...]) -> list[Any]:
         network = [verb for verb in verbs if not isinstance(verb, Compute)]
@@ -221,7 +267,9 @@ class ShardReduction:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank: save one file a rank, or use ``sharded_state``."""
-        return checkpoint.collect(self._parts, self._origin, step=self.step, run=self._run)
+        return checkpoint.collect(
+            self._parts, self._origin, step=self.step, run=self._run, undone=self._known
+        )
 
     def sharded_state(self, *, saved_by: int | None = None) -> dict[str, Any]:
         """The state of all ranks for ``torch.distributed.checkpoint``, to save and to load into.
@@ -258,11 +306,13 @@ class ShardReduction:
         agree(who, fingerprint([], told), self._timeout)
         for part, state in zip(self._parts, states, strict=True):
             part.state = state
+            part.backup.forget()
         self.step = self._loaded_step = saved["step"]
         self._wire_bytes = 0
 
     def detach(self) -> None:
         """Gives FSDP its reduce-scatter back, and drops residuals: save ``state_dict()`` first."""
+        self._stop_observing()
         for comm in self._comms:
             comm.remove()
         self._comms = []
@@ -329,3 +379,45 @@ class PayloadReduceScatter:
 def groups_of(module: Any) -> list[Any]:
     """FSDP's groups of a module's parameters, for whose order torch has no public name."""
     return list(module._get_fsdp_state()._fsdp_param_groups)
+
+
+def keeps_scale(codec: Compressor) -> bool:
+    """Whether gradients keep a loss scaler's scale on the wire, as in `messages`."""
+    return codec.traits.layout is Layout.DENSE and not codec.traits.error_feedback
+
+
+def refuse_half(params: Mapping[str, Tensor]) -> None:
+    """Raises ``InvalidSetting`` for float16, in which gradients without their scale are lost."""
+    for name, param in params.items():
+        if param.dtype == torch.float16:
+            raise invalid(
+                f"dtype of {name}",
+                param.dtype,
+                "torch.float32 beside a scaler, as small gradients without their scale become 0",
+                "write MixedPrecisionPolicy(param_dtype=torch.float16) and keep parameters in "
+                "float32",
+            )
+
+
+def refuse_other_scaler() -> None:
+    """Raises ``InvalidSetting`` if a loss scaler is in use, as none was given.
+
+    A scaler has no scale before it has scaled a loss. Gradients do not show that they were scaled,
+    so the process is searched for scalers, once.
+    """
+    if not _scales_in_use():
+        return
+    gc.collect()  # one that nobody holds any more
+    if scales := _scales_in_use():
+        raise invalid(
+            "scaler",
+            f"None beside a GradScaler with the scale {scales[0]:g}",
+            "the scaler of the model's loss, as residuals must not have its scale",
+            "write reduce_scatter(model, algorithm, scaler=scaler), or "
+            "scaler=GradScaler(enabled=False) if that one scales another model's loss",
+        )
+
+
+def _scales_in_use() -> list[float]:
+    scalers = [one for one in gc.get_objects() if issubclass(type(one), GradScaler)]
+    return [s.get_scale() for s in scalers if s.is_enabled() and vars(s)["_scale"] is not None]

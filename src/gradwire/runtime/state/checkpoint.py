@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import product
 from typing import Any, NamedTuple
@@ -149,16 +149,23 @@ def is_residual(path: str) -> bool:
 
 
 def collect(
-    messages: Sequence[Message], origin: Origin | None = None, *, step: int = 0, run: str = ""
+    messages: Sequence[Message],
+    origin: Origin | None = None,
+    *,
+    step: int = 0,
+    run: str = "",
+    undone: Collection[str] = (),
 ) -> dict[str, Any]:
     """The state_dict of one rank: plain tensors of host memory, numbers and strings.
 
     ``run`` is the same on all ranks that train together, and on no others. Without an ``origin``
-    it is nobody's.
+    it is nobody's. Parameters ``undone`` are as they were at their optimizer's last step.
     """
     numels, origin = _numels(messages), origin or Origin()
     params: dict[str, dict[str, Tensor]] = {name: {} for name in numels}
-    for name, path, first, last, held in (row for message in messages for row in rows(message)):
+    states = [message.backup.without(undone) for message in messages]
+    kept = zip(messages, states, strict=True)
+    for name, path, first, last, held in (row for one in kept for row in rows(*one)):
         fields = params[name]
         if not is_by_element(path):
             fields[path] = held.to("cpu", copy=True)
@@ -168,8 +175,8 @@ def collect(
         fields[path][first:last] = held
     whole = {
         message.key: {path: held.to("cpu", copy=True) for path, held in rest.items()}
-        for message in messages
-        if (rest := message.rest_of_state())
+        for message, state in zip(messages, states, strict=True)
+        if (rest := message.rest_of_state(state))
     }
     return {
         "version": SCHEMA,
@@ -302,20 +309,46 @@ def loaded(
     return states
 
 
-def move(saved: Mapping[str, Any], messages: Sequence[Message]) -> None:
+class BegunStep(NamedTuple):
+    """A step of parameters ``names`` of which the scaler has not said whether it was taken.
+
+    ``saved`` is the state as if it were skipped.
+    """
+
+    names: set[str]
+    saved: Mapping[str, Any]
+
+
+def begun_step(messages: Sequence[Message]) -> BegunStep:
+    """The step that the scaler has not decided; it may be one of no parameters."""
+    names = {name for message in messages for name in message.backup.undecided}
+    return BegunStep(names, collect(messages, undone=names))
+
+
+def move(
+    saved: Mapping[str, Any], messages: Sequence[Message], begun: BegunStep | None = None
+) -> None:
     """Gives messages, which go on where others have ended, what of those ``saved`` has.
 
     Each field goes to the field of its path. A parameter's residuals are added up where its new
     exchange keeps them under another path; one that keeps none must not have been given any (see
-    `homeless`). What else the new messages do not keep ends here.
+    `homeless`). What else the new messages do not keep ends here. The scaler may still skip the
+    step that others have ``begun``.
     """
-    numels, whole = _numels(messages), saved["messages"]
+    numels = _numels(messages)
     for message in messages:
-        params = {
-            slot.name: _housed(saved["params"].get(slot.name, {}), message.state_of(slot))
-            for slot in message.slots
-        }
-        message.state = _filled(message, params, whole, numels, is_whole=False)
+        message.state = _moved(saved, message, numels)
+        if begun is not None and not begun.names.isdisjoint(message.names):
+            message.backup.go_on(_moved(begun.saved, message, numels), begun.names)
+
+
+def _moved(saved: Mapping[str, Any], message: Message, numels: Mapping[str, int]) -> State:
+    """A new state of a message, with what ``saved`` has of its fields."""
+    params = {
+        slot.name: _housed(saved["params"].get(slot.name, {}), message.state_of(slot))
+        for slot in message.slots
+    }
+    return _filled(message, params, saved["messages"], numels, is_whole=False)
 
 
 def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]:

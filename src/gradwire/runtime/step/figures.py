@@ -295,7 +295,7 @@ def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
     for message in messages:
         found += kept_bytes(message.state, message.member)
         found["messages"] += message.buffer_bytes
-        found["state"] += message.kept_bytes
+        found["state"] += message.backup.size_bytes
     total = sum(found.values())
     return {**{kind: found[kind] for kind in KINDS}, "bytes_a_parameter": total / max(1, numel)}
 

@@ -27,10 +27,9 @@ it anyway, and those copies multiply.
 The alternative is to rescale state whenever the scale changes. It costs no less, as both copies are
 made anyway. It must know which fields are in the gradient's unit, and leaves thresholds wrong.
 
-**Undo.** A message can put its state back as it was before the step: as a whole (``end_step``), or
-for one parameter (``take_back``). A step that survivors repeat is undone, and so is one that the
-scaler skips, as its means never reach the parameters. A scaler skips a step for an inf or a NaN in
-a gradient. Means have the same bits on all ranks, so ranks decide by them, and not by scalers.
+**Undo.** A message can put its state back as it was before, as a whole or by parameter: see
+`backup`. Survivors repeat a pass, and a scaler skips steps, whose means never reach parameters. A
+parameter that no rank used gets no mean, and its state is put back too (``take_back``).
 
 An exchange that sends the values themselves and keeps nothing takes scaled gradients: a scale is
 there to bring values into the range of 16 bits, on the wire as in the model.
@@ -52,13 +51,14 @@ from torch.amp import GradScaler
 
 from ...contract import Copies, Exchange, Layout, Member, State
 from ...contract.spec import NamedParam, TensorSpec
-from ...contract.state import leaves, with_tensors
+from ...contract.state import leaves
 from ...contract.verbs import Compute, Steps
 from ...errors import InvalidSetting, invalid
 from ...exchange.error_feedback import Chooser, TensorEncoder, Wrapper, chooser_of
 from ...exchange.pair import Pair
 from ..device.devices import home_of, kept_on
 from ..device.streams import Copying
+from .backup import Backup
 
 if TYPE_CHECKING:
     from ...collective.steps.shares import Shares
@@ -120,10 +120,10 @@ class Message:
 
     is_of_rows = False
     """Whether the gradient comes as rows; see `row_message`."""
-    keeps = looks = False
-    _kept: State = None
-    """The state before the open step, if that may be undone."""
-    _spare: State = None
+    scale = 1.0
+    """The factor on gradients that is taken off before the exchange."""
+    looks = False
+    _keeps_step = _keeps_pass = False
     _extremes: Sequence[Tensor] = ()
 
     def __init__(
@@ -169,13 +169,13 @@ class Message:
 
             is_whole = exchange.declared.whole_tensors
             self._shares = shares_of(self.spec.shapes, exchange.ranks_per_host, is_whole)
-        self.scale = 1.0
-        """The factor on gradients that is taken off before the exchange."""
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
         self.notes_norms = False
         self.norms: list[float] = []
         """The norm of each slot's own gradient in the last step that noted norms."""
         self.state: State = self.first_state()
+        self.backup = Backup(self, self.names)
+        """The state as it was before, by which steps are undone."""
 
     @cached_property
     def chooser(self) -> Chooser | None:
@@ -226,38 +226,41 @@ class Message:
         with kept_on(self.device), torch.inference_mode(False):
             return self.exchange.init(self.spec, self.member.world)
 
-    def begin_step(self, *, looks: bool) -> None:
-        """Opens a step that ``end_step`` may undo, so the state is kept.
+    def begin_step(self, *, looks: bool, confirms: bool = True) -> None:
+        """Opens a pass that may be undone, so the state is kept.
 
-        If it ``looks`` at its mean, ``is_finite`` tells afterwards whether that is finite.
+        If it ``looks`` at its mean, a scaler may skip the step of this pass, and ``infinite`` tells
+        whether the mean is finite. If the ranks ``confirm`` it, ``end_step`` may undo the pass.
         """
-        self.keeps, self.looks, self._extremes = any(leaves(self.state)), looks, ()
-        if self.keeps and self.lanes:
+        has_state = any(leaves(self.state))
+        self._keeps_step = looks and has_state
+        self._keeps_pass = confirms and has_state
+        self.looks = looks
+        self._extremes = ()
+        if self.lanes:
             self._keep()
 
+    @property
+    def _keeps(self) -> bool:
+        return self._keeps_step or self._keeps_pass
+
     def _keep(self) -> None:
-        tensors = [tensor for _, tensor in leaves(self.state)]
-        copies = [tensor for _, tensor in leaves(self._spare)]
-        if [one.shape for one in copies] != [one.shape for one in tensors]:
-            copies = [torch.empty_like(tensor) for tensor in tensors]
-        torch._foreach_copy_(copies, tensors)
-        self._kept = self._spare = with_tensors(self.state, iter(copies))
+        self.backup.keep(by_step=self._keeps_step, by_pass=self._keeps_pass)
+        self._keeps_step = self._keeps_pass = False
 
     def end_step(self, *, undoes: bool = False) -> None:
-        """Ends a step; if it ``undoes`` it, the state is as before, if that had begun to change."""
-        if undoes and self._kept is not None:
-            self.state, self._spare = self._kept, self.state
-        self._kept = None
+        """Ends a pass; if it ``undoes`` it, the state is as before, if that had begun to change."""
+        self._keeps_step = self._keeps_pass = False
+        self.backup.end_pass(undoes=undoes)
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of the copy of the state."""
-        return sum(tensor.nbytes for _, tensor in leaves(self._spare))
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether the mean of the last step had neither inf nor NaN, as far as it was looked at."""
-        return all(bool(one.isfinite()) for one in self._extremes)
+    def infinite(self) -> set[str]:
+        """The parameters whose means of the last pass have an inf or a NaN, if it looked."""
+        if all(bool(one.isfinite()) for one in self._extremes):
+            return set()
+        if len(self.names) == 1:
+            return {*self.names}
+        views = zip(self.slots, self._views, strict=False)  # flags have no slot
+        return {slot.name for slot, view in views if not bool(view.isfinite().all())}
 
     @property
     def own_numel(self) -> int:
@@ -311,7 +314,7 @@ class Message:
         self.member.selection = None  # each step's own
         lent = grads[self.slots[0].name] if borrows else None
         self._lent_N = None if lent is None else lent.detach().view(-1)
-        if self.keeps and self._kept is None:
+        if self._keeps:
             yield Compute("keep", self._keep, self.spec.numel)
         yield Compute("gather", lambda: self._gather(grads, copying), self.spec.numel)
         grad_N = self.flat_N if self._lent_N is None else self._lent_N
@@ -355,7 +358,7 @@ class Message:
         if absent:
             torch._foreach_zero_([self._views[place] for place in absent])
             slots = [self.slots[place] for place in absent]
-            if self._kept is None:
+            if self.backup.before is None:
                 self._set_aside = {slot: self.own_state(slot) for slot in slots}
         if self.notes_norms:
             views = self._views if self._lent_N is None else [self._lent_N]
@@ -406,8 +409,8 @@ class Message:
         for slot in self.slots:
             if slot.name == name:
                 kept, own = self._set_aside.get(slot, {}), self.state_of(slot)
-                if self._kept is not None:
-                    kept = self.state_of(slot, self._kept)
+                if self.backup.before is not None:
+                    kept = self.state_of(slot, self.backup.before)
                 for path, tensor in kept.items():
                     own[path].copy_(tensor)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.amp import GradScaler
 
 from ...contract.spec import NamedParam
@@ -18,6 +19,7 @@ from ..grid.dtensors import put_grad
 from .engine import Engine
 from .figures import Log, Recorder, density_of_step, outgrown
 from .messages import Message, scale_of
+from .scaling import held_by_optimizers
 from .synchroniser import Synchroniser
 from .task_graph import wall_clock
 
@@ -53,6 +55,11 @@ class Progress:
         self.synchroniser, self.recorder = synchroniser, recorder
         synchroniser.undoes_skipped = scaler is not None and scaler.is_enabled()
         self._params, self._scaler = dict(params), scaler
+        self._names = {id(param): name for name, param in params}
+        self._held: set[str] | None = None
+        """The parameters that optimizers of this rank hold; None until it matters."""
+        self.on_decided: Callable[[], None] | None = None
+        """Called between two passes, once the scaler has said what an optimizer did."""
         self._in_step: list[Message] = []
         self.num_fragments = 1
         """The steps in which every parameter is exchanged once: more where fragments take turns."""
@@ -219,6 +226,39 @@ class Progress:
                 )
         ended = [log for log in logs if not log.write(self.step, self._in_step)]
         self.logs = [log for log in self.logs if log not in ended]
+
+    def decide(self, params: Sequence[Tensor], *, is_skipped: bool) -> None:
+        """Ends the step of an optimizer that holds ``params``; see `scaling`."""
+        names = {self._names[id(param)] for param in params if id(param) in self._names}
+        if names and self._is_between_passes():
+            self.synchroniser.decide(names, is_skipped=is_skipped)
+            if self.on_decided is not None:
+                self.on_decided()
+
+    def end_iteration(self, *, is_by_hand: bool) -> None:
+        """Ends a step that the loop makes by hand, or of what no optimizer holds; see `scaling`."""
+        names = set(self._params) if is_by_hand else self._unheld()
+        if names and self._is_between_passes():
+            self.synchroniser.decide_by_means(names)
+            if self.on_decided is not None:
+                self.on_decided()
+
+    def _unheld(self) -> set[str]:
+        """The parameters that no optimizer of this rank holds, as far as can be seen.
+
+        An optimizer may take its first step later than others, so all optimizers are looked at.
+        """
+        unknown = set(self._params).difference(*self.synchroniser.known)
+        if unknown and self._held is None:
+            ids = held_by_optimizers()
+            self._held = {name for name, param in self._params.items() if id(param) in ids}
+        return unknown.difference(self._held or ())
+
+    def _is_between_passes(self) -> bool:
+        """Whether no pass is open, once an overlapped one has ended."""
+        if self.synchroniser.open and self.synchroniser.complete:
+            self.finish()
+        return not self.synchroniser.open
 
     def wait(self, names: Sequence[str]) -> None:
         """Blocks until the means of ``names`` are there; raises ``RankFailed``."""

@@ -208,7 +208,11 @@ class Synchroniser:
         self.counts_use = False
         """Whether ranks report who used which parameter. DDP hands in zeros where one was not."""
         self.undoes_skipped = False
-        """Whether a loss scaler skips steps of which a mean is not finite."""
+        """Whether a loss scaler may skip steps, which are undone then."""
+        self.known: dict[frozenset[str], None] = {}
+        """The parameters of each optimizer that the scaler has stepped, or was told of."""
+        self._infinite: set[str] = set()
+        """The parameters of which a mean was not finite since their optimizer's last step."""
         self.streams = Streams()
         self.params, self.names = params, list(params)
         self._lock = threading.Lock()
@@ -246,6 +250,10 @@ class Synchroniser:
         """The sum of all ranks' flags: above 0 for each parameter that one of them used."""
         self.keeps_state = any(any(leaves(m.state)) for m in self.messages)
         """Whether messages keep anything for later steps."""
+        self.taken: set[str] = set()
+        """The parameters of which an optimizer took a mean of these messages, if it is noted."""
+        self._used_since: set[str] = set()
+        """The parameters that any rank used since their optimizer's last step."""
         rows = [message for message in self.messages if message.is_of_rows]
         self.row_sparse = {name for message in rows for name in message.names}
         """The parameters whose modules announce row-sparse gradients."""
@@ -285,11 +293,16 @@ class Synchroniser:
             self._queue = self.of(names)
         self._turn = step if turn is None else turn
         self.look(self._turn, names)
-        looks = self.undoes_skipped and self.keeps_state
-        if looks or self.report.confirms:
+        looks = self._looks
+        confirms = self.report.confirms
+        if looks or confirms:
             for message in self.messages:
-                message.begin_step(looks=looks)
+                message.begin_step(looks=looks, confirms=confirms)
         self.open = True
+
+    @property
+    def _looks(self) -> bool:
+        return self.undoes_skipped and self.keeps_state
 
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
         """Notes what ranks must hold alike as the backward passes of a step begin; see `Check`.
@@ -565,16 +578,56 @@ class Synchroniser:
             message.end_step(undoes=True)
 
     def end_step(self) -> None:
-        """Ends a step; undoes it if every rank's loss scaler skips it.
-
-        A scaler skips a step where it finds an inf or a NaN. Means have the same bits on all ranks,
-        so all undo the step or none does.
-        """
-        looks = self.undoes_skipped and self.keeps_state
-        if looks or self.report.confirms:
-            is_skipped = looks and not all(message.is_finite for message in self.messages)
+        """Ends a pass. The scaler tells later whether optimizers take its means: see ``decide``."""
+        if self._looks:
             for message in self.messages:
-                message.end_step(undoes=is_skipped)
+                self._infinite |= message.infinite()
+            self._used_since |= self.used()
+        if self._looks or self.report.confirms:
+            for message in self.messages:
+                message.end_step()
+        if self._looks and not self.check.trains:
+            # No scaler of this rank steps, as its data have ended.
+            self.decide_by_means({*self.names})
+
+    def used(self) -> set[str]:
+        """The parameters that any rank used in the last pass; the same on all ranks."""
+        return {*self.names} - self.unused
+
+    def decide(self, names: Collection[str], *, is_skipped: bool) -> None:
+        """Ends the step of one optimizer's parameters, which the scaler skipped or did not.
+
+        Means have the same bits on all ranks, so scalers find the same infs on all.
+        """
+        names = frozenset(names)
+        self.known[names] = None
+        self._decide(names, is_skipped=is_skipped)
+
+    def decide_by_means(self, names: Collection[str]) -> None:
+        """Ends a step of parameters that nobody can be asked about.
+
+        An optimizer's parameters are skipped together if a mean of them is not finite. So are those
+        of ``names`` that no optimizer is known for.
+        """
+        rest = {*names}.difference(*self.known)
+        for group in [*self.known, frozenset(rest)]:
+            own = group.intersection(names)
+            self._decide(own, is_skipped=not self._infinite.isdisjoint(group))
+
+    def _decide(self, names: frozenset[str], *, is_skipped: bool) -> None:
+        for message in self.messages:
+            message.backup.decide(names, is_skipped=is_skipped)
+        if not is_skipped:
+            self.taken |= names & self._used_since
+        self._infinite -= names
+        self._used_since -= names
+
+    def forget_steps(self) -> None:
+        """Settles what is undecided, as where another state was loaded."""
+        for message in self.messages:
+            message.backup.forget()
+        self._infinite.clear()
+        self._used_since.clear()
 
     def settled(self) -> set[str]:
         """Closes a step whose means are all here; returns as ``finish``."""

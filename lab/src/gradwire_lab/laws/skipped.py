@@ -1,0 +1,130 @@
+"""The law of steps that optimizers did not take, for an exchange in messages of two optimizers.
+
+It takes an exchange without error feedback, and a case.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from gradwire.contract import Exchange
+from gradwire.contract.state import leaves
+from gradwire.exchange.error_feedback import ErrorFeedback
+from gradwire.exchange.local import drive
+from gradwire.runtime.step.backup import Backup
+from gradwire.runtime.step.messages import Message, ParamRange
+
+from .cases import Case, accuracy, kept_of
+from .tolerance import assert_near, largest, must, same_bits
+
+NUM_PASSES = 8
+
+
+class Job:
+    """Every rank's message of a case, with the parameters of several optimizers.
+
+    It keeps the account of each parameter: what ranks gave, and what means brought.
+    """
+
+    make_backup: type[Backup] = Backup
+
+    def __init__(self, exchange: Exchange, case: Case) -> None:
+        self.case, self.exchange = case, exchange
+        ends = [*accumulate(torch.Size(shape).numel() for shape in case.spec.shapes)]
+        self.ranges = [*zip([0, *ends[:-1]], ends, strict=True)]
+        self.names = [f"parameter {place}" for place in range(len(self.ranges))]
+        shapes = zip(self.names, case.spec.shapes, strict=True)
+        params = [(name, torch.zeros(shape, dtype=case.dtype)) for name, shape in shapes]
+        ranges = [ParamRange.whole(*one) for one in params]
+        self.messages = [
+            Message(0, ranges, exchange, rank, case.world, turn=1 + case.seed)
+            for rank in range(case.world)
+        ]
+        for message in self.messages:
+            message.backup = self.make_backup(message, message.names)
+        self.given_N = torch.zeros(case.numel, dtype=torch.float64)
+        self.means_N = torch.zeros_like(self.given_N)
+        self.pending_N = torch.zeros_like(self.given_N)
+        self.arrived_N = torch.zeros_like(self.given_N)
+        self.size = 1.0
+
+    def make_pass(self, step: int) -> None:
+        """One exchanged backward pass, whose mean no optimizer has taken yet."""
+        grads = self.case.grads(step)
+        self.size = max(self.size, largest(*grads))
+        self.pending_N += torch.stack([grad_N.double() for grad_N in grads]).sum(0)
+        steps = []
+        for message, grad_N in zip(self.messages, grads, strict=True):
+            message.begin_step(looks=True, confirms=False)
+            parts = zip(self.names, self.ranges, self.case.spec.shapes, strict=True)
+            steps.append(
+                message.text({name: grad_N[a:b].view(shape) for name, (a, b), shape in parts})
+            )
+        drive(steps, seed=step, ranks_per_host=self.exchange.ranks_per_host)
+        for message in self.messages:
+            message.end_step()
+        self.arrived_N += self.messages[0].flat_N.double()
+
+    def decide(self, places: list[int], *, is_skipped: bool) -> None:
+        """Ends a step of an optimizer that holds the parameters at these places."""
+        names = [self.names[place] for place in places]
+        for message in self.messages:
+            message.backup.decide(names, is_skipped=is_skipped)
+        for place in places:
+            part = slice(*self.ranges[place])
+            if not is_skipped:
+                self.given_N[part] += self.pending_N[part]
+                self.means_N[part] += self.arrived_N[part]
+            self.pending_N[part] = 0
+            self.arrived_N[part] = 0
+
+    def kept_N(self) -> Tensor:
+        """The residuals of all ranks, added up."""
+        states = [message.state for message in self.messages]
+        return torch.stack([kept_of(state, self.case.numel) for state in states]).sum(0)
+
+
+def law_what_is_not_taken_is_put_back(exchange: Exchange, case: Case, job: type[Job] = Job) -> bool:
+    """W * means that were taken + residuals = the gradients of the steps that were taken.
+
+    Over any sequence of passes, skipped steps and optimizers, where a message holds parameters of
+    two. A step that all of them skipped leaves no trace in the state.
+
+    To do: keep what belongs to an element in a field that ends in _N, with an element for each of
+    the gradient; put back the fields of skipped parameters, and no others.
+    """
+    if not case.numel or exchange.ranks_per_host > 1:
+        return False
+    draw, one = random.Random(case.seed), job(ErrorFeedback(exchange), case)
+    optimizers = [[0, 2], [1]]
+    for step in range(NUM_PASSES):
+        one.make_pass(step)
+        for places in optimizers:
+            if draw.random() < 0.7:  # else the next pass accumulates
+                one.decide(places, is_skipped=draw.random() < 0.5)
+    for places in optimizers:
+        one.decide(places, is_skipped=False)
+    size = max(one.size, largest(*(kept_of(m.state, case.numel) for m in one.messages)))
+    assert_near(
+        case.world * one.means_N + one.kept_N(),
+        one.given_N,
+        accuracy(exchange, case),
+        magnitude=case.world * size,
+        terms=NUM_PASSES * (case.world + 4),
+        what="W * means taken + residuals against gradients of the steps taken",
+    )
+    before = [t.clone() for m in one.messages for _, t in leaves(m.state)]
+    for step in range(NUM_PASSES, NUM_PASSES + 2):
+        one.make_pass(step)
+    for places in optimizers:
+        one.decide(places, is_skipped=True)
+    after = [t for m in one.messages for _, t in leaves(m.state)]
+    must(all(map(same_bits, before, after)), "a step that all skipped left a trace")
+    return True
+
+
+LAWS = (law_what_is_not_taken_is_put_back,)

@@ -1,0 +1,162 @@
+"""Backup: copies of a message's state, by which steps that did not count are undone.
+
+There are two. One is of the open backward pass: survivors of a lost rank repeat the pass. The other
+is of the last step that an optimizer took: a loss scaler may skip the next one, after one pass or
+several. A scaler skips by optimizer, and a message may have parameters of several. So this copy is
+kept by parameter. A parameter is **undecided** from its first exchange until the scaler says what
+its optimizer did.
+
+* Skipped: the parameter's fields are put back as they were at its optimizer's last step.
+* Taken: its fields stay, and are copied anew at the next pass.
+
+Fields that belong to the whole message, such as a counter of draws, go on unless all parameters
+were skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ...contract import State
+from ...contract.state import leaves, with_tensors
+
+
+class Stateful(Protocol):
+    """A message, or whatever else keeps state by parameter."""
+
+    state: Any
+    slots: Any
+
+    def state_of(self, slot: Any, state: Any = None) -> dict[str, Tensor]: ...
+
+    def rest_of_state(self, state: Any = None) -> dict[str, Tensor]: ...
+
+
+class Backup:
+    """The copies of the state of ``owner``, which carries the parameters ``names``."""
+
+    def __init__(self, owner: Stateful, names: Iterable[str]) -> None:
+        self._owner, self._names = owner, frozenset(names)
+        self.before: State = None
+        """The state before the open pass; None where the pass cannot be undone by itself."""
+        self._taken: State = None
+        self.undecided: set[str] = set()
+        """The parameters that were exchanged since their optimizer's last step."""
+        self._goes_on = False
+        """Whether a step of some parameters was taken since the whole state was copied."""
+        self._spare: list[State] = []
+
+    def keep(self, *, by_step: bool, by_pass: bool) -> None:
+        """Copies the state before a pass begins to change it.
+
+        A copy ``by_step`` is put back where a scaler skips the step, and one ``by_pass`` where the
+        pass is repeated. One copy serves as both in the first pass of a step.
+        """
+        is_first = by_step and not self.undecided
+        if by_step:
+            self._keep_step()
+        if by_pass:
+            self.before = self._taken if is_first else self._copied()
+
+    def _keep_step(self) -> None:
+        owner = self._owner
+        if not self.undecided:
+            self._taken = self._copied()
+        else:
+            self._copy_parts(owner.state, self._taken, self._names - self.undecided)
+            if self._goes_on:
+                self._copy_rest(owner.state, self._taken)
+        self.undecided = set(self._names)
+        self._goes_on = False
+
+    def end_pass(self, *, undoes: bool = False) -> None:
+        """Ends a pass; if it ``undoes`` it, the state is as before, if that had begun to change."""
+        before, self.before = self.before, None
+        if before is None:
+            return
+        is_of_step = before is self._taken
+        if undoes:
+            self._owner.state, before = before, self._owner.state
+            if is_of_step:
+                self._taken = None
+                self.undecided = set()
+        if undoes or not is_of_step:
+            self._spare.append(before)
+
+    def decide(self, names: Collection[str], *, is_skipped: bool) -> None:
+        """Ends a step of some parameters, which was taken or skipped."""
+        decided = self.undecided.intersection(names)
+        if not decided:
+            return
+        self.undecided -= decided
+        if not is_skipped:
+            self._goes_on = True
+        elif self.undecided or self._goes_on:
+            self._copy_parts(self._taken, self._owner.state, decided)
+        else:
+            self._owner.state, self._taken = self._taken, self._owner.state
+        if not self.undecided:
+            self.forget()
+
+    def forget(self) -> None:
+        """Settles the step of all parameters as it is, as when another state is loaded."""
+        self.undecided = set()
+        if self._taken is not None:
+            self._spare.append(self._taken)
+            self._taken = None
+
+    def without(self, names: Collection[str]) -> State:
+        """The state as if the steps of those of ``names`` that are undecided were skipped."""
+        undecided = self.undecided.intersection(names)
+        if not undecided:
+            return self._owner.state
+        if undecided == self._names and not self._goes_on:
+            return self._taken
+        made = _copy(self._owner.state, None)
+        self._copy_parts(self._taken, made, undecided)
+        return made
+
+    def go_on(self, taken: State, undecided: Collection[str]) -> None:
+        """Takes over the step that messages before this one have begun."""
+        self.undecided = {*undecided} & self._names
+        self._taken = taken if self.undecided else None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all copies."""
+        before = None if self.before is self._taken else self.before
+        copies = [before, self._taken, *self._spare]
+        return sum(tensor.nbytes for copy in copies for _, tensor in leaves(copy))
+
+    def _copied(self) -> State:
+        return _copy(self._owner.state, self._spare.pop() if self._spare else None)
+
+    @torch.no_grad()
+    def _copy_parts(self, given: State, into: State, names: Collection[str]) -> None:
+        owner = self._owner
+        for slot in owner.slots:
+            if slot.name in names:
+                parts = owner.state_of(slot, given)
+                for path, part in owner.state_of(slot, into).items():
+                    part.copy_(parts[path])
+
+    @torch.no_grad()
+    def _copy_rest(self, given: State, into: State) -> None:
+        rest = self._owner.rest_of_state(given)
+        for path, tensor in self._owner.rest_of_state(into).items():
+            tensor.copy_(rest[path])
+
+
+def _copy(state: State, into: State) -> State:
+    """A copy of a state, in the tensors of ``into`` if they have its shapes."""
+    tensors = [tensor for _, tensor in leaves(state)]
+    copies = [tensor for _, tensor in leaves(into)]
+    if [one.shape for one in copies] != [one.shape for one in tensors]:
+        copies = [torch.empty_like(tensor) for tensor in tensors]
+    if tensors:
+        torch._foreach_copy_(copies, tensors)
+    return with_tensors(state, iter(copies))
