@@ -74,7 +74,7 @@ class Handle:
         self.backend: dict[str, Any] = {}
         self.joined: list[dict[str, Any]] = []
         self.group: Any = None
-        """The process group whose ranks average; None without one, gloo's own after a newcomer."""
+        """The process group whose ranks average; None without one."""
         self._algorithm = algorithm(exchange)
         self._run, self._num_loads = run_of(self._engine.who), 0
         self._shard = place_in(self._engine.shards, model)
@@ -332,14 +332,10 @@ class Handle:
             DTensors of the shape (replicas, *shape of the parameter*).
 
         Raises:
-            InvalidSetting: The handle is of local steps, ``auto`` or hosts of several ranks, or a
-                rank came in later.
+            InvalidSetting: The handle is of local steps, ``auto`` or hosts of several ranks.
         """
         from .state.sharded import sharded_state
 
-        if self.joined:
-            accepted, remedy = "without ranks that joined later", "save what gather_state() returns"
-            raise invalid("the group of sharded_state()", "one with such a rank", accepted, remedy)
         self._engine.refuse_copy()
         saved = self.state_dict()
         return sharded_state(self._owners, saved, saved_by, has_pilot=self._controls is not None)

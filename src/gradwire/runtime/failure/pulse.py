@@ -86,30 +86,35 @@ _QUICK_S, _QUICK_ROUNDS = 0.02, 100
 
 class Alarm(NamedTuple):
     """A failure: the ranks (of the group) that it began at, the step, a sentence about it, and the
-    exit code of its cause."""
+    exit code of its cause.
+
+    ``beyond`` are ranks outside of the group, by their numbers in the job. Their loss ends a step
+    here too, as it ended one of another model.
+    """
 
     ranks: tuple[int, ...]
     step: int
     text: str
     code: int = ExitCode.RANK_LOST
+    beyond: tuple[int, ...] = ()
 
     def encoded(self) -> str:
         """The alarm as ASCII, which the store takes, whatever characters its text has.
 
         >>> Alarm((2,), 7, "rank 2 of 4 raised ValueError: no ♥").encoded()
-        '[[2], 7, "rank 2 of 4 raised ValueError: no \\\\u2665", 75]'
+        '[[2], 7, "rank 2 of 4 raised ValueError: no \\\\u2665", 75, []]'
         """
-        return json.dumps([self.ranks, self.step, _plain(self.text), self.code])
+        return json.dumps([self.ranks, self.step, _plain(self.text), self.code, self.beyond])
 
     @classmethod
     def decoded(cls, line: bytes, step: int) -> Alarm:
         """The alarm in these bytes; if they hold none, an alarm in ``step`` that names no rank."""
         try:
             match json.loads(line):
-                case [list(ranks), at, str(text), code] if all(
-                    type(n) is int for n in (at, *ranks)
+                case [list(ranks), at, str(text), code, list(beyond)] if all(
+                    type(n) is int for n in (at, *ranks, *beyond)
                 ) and code in {*ExitCode}:
-                    return cls(tuple(ranks), at, _plain(text), code)
+                    return cls(tuple(ranks), at, _plain(text), code, tuple(beyond))
         except (ValueError, RecursionError):
             pass
         return cls((), step, f"a rank left an alarm that cannot be read, {_plain(ascii(line))}")

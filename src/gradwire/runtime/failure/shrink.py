@@ -5,7 +5,7 @@ When a rank is lost the others agree on the steps that count (`meet`), undo what
 ``RanksLost`` in the same step, the first that does not count, and the loop repeats that step.
 Residuals keep their weight: a mean over fewer ranks delivers more of each, so they are scaled by
 new over old number of ranks. The lost ranks' residuals are lost with them. Each entry of
-``stats()["left"]`` has the ``ranks`` as they were numbered at attach, the ``step`` that was
+``stats()["left"]`` has the ``ranks`` by their numbers in the job, the ``step`` that was
 repeated, ``residual_norms`` as the ranks last told them, ``norms_after_steps``, and the
 ``seconds`` from the notice to going on. Those of ``stats()["joined"]`` have a newcomer's ``rank``,
 the ``step`` that it began with, and the ``seconds`` that it took.
@@ -32,7 +32,8 @@ from torch import Tensor
 
 from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost
 from ...planning.default_fusion import NamedParam
-from ..elastic.rejoin import Lookout, Offer, come_together, open_group
+from ..elastic.groups import open_group, register
+from ..elastic.rejoin import Lookout, Offer, come_together
 from ..handle import Handle
 from ..state import checkpoint
 from ..state.plain import send
@@ -40,9 +41,9 @@ from ..step.engine import Engine
 from ..step.messages import Message
 from ..step.progress import Progress
 from ..step.synchroniser import StepReport
-from ..step.wire import REJOINED, Group, has_store, in_background
+from ..step.wire import Group, has_store, in_background
 from .membership import ALONE, Membership
-from .pulse import PATIENCE_S, STORE_PATIENCE_S, said
+from .pulse import PATIENCE_S, STORE_PATIENCE_S, listed, said
 
 
 class Counted(NamedTuple):
@@ -94,7 +95,8 @@ def meet(engine: Engine, failure: RankFailed, counted: Counted) -> Survivors | N
     def decide(found: Mapping[int, Any]) -> Survivors | None:
         return decided({rank: Counted(*told) for rank, told in found.items()})
 
-    who, due = engine.who.beside("left"), {*range(engine.world)} - {*failure.ranks}
+    who = engine.who.beside("left")
+    due = {*range(engine.world)} - {*who.in_group(failure.ranks)}
     try:
         verdict = who.agree(
             counted, decide, engine.timeout, due=due, look=are_gone, is_partial=True
@@ -128,8 +130,12 @@ class Shrinking:
     ) -> None:
         self._handle, self._progress, self._params = weakref.ref(handle), progress, params
         self._make_messages, self._undo = make_messages, undo
-        self._name, self._ranks = self._engine.who.name, list(range(self._engine.world))
-        self._last_newcomer, self._num_labels = 0, self._engine.world
+        engine = self._engine
+        self._name = engine.who.name
+        self._ranks = [*engine.who.in_job(range(engine.world))]
+        """The numbers in the job of the ranks that go on."""
+        self._last_newcomer = 0
+        self._num_labels = dist.get_world_size() if dist.is_initialized() else engine.world
         self._due: RanksLost | None = None
         self.left: list[dict[str, Any]] = []
         self.joined: list[dict[str, Any]] = []
@@ -154,46 +160,56 @@ class Shrinking:
 
     def before_step(self) -> None:
         """Raises what could not be raised yet, as a step counted, or another model had the loss."""
-        self._raise_due()
+        if self._due is not None:
+            self._raise_due(None)
         self._look_out()
         newcomer = self._report.newcomer
         if newcomer not in (0, self._last_newcomer):
             self._last_newcomer = newcomer
             self._admit(Offer(newcomer, [*self._ranks, self._num_labels], self._progress.step))
 
-    def _raise_due(self, cause: RankFailed | None = None) -> None:
-        due, self._due = self._due, None
-        if due is not None:
-            self._drop_gradients()
-            raise due from cause
+    def _raise_due(self, cause: RankFailed | None) -> None:
+        """Raises the loss, once for all models of this process: one step of the loop has them."""
+        due = self._due
+        for one in _shrinking:
+            one._due = None
+        assert due is not None, "a model that has lost a rank says so"
+        self._drop_gradients()
+        raise due from cause
 
     def _drop_gradients(self) -> None:
         for _, param in self._params:
             param.grad = None
 
-    @property
-    def _where(self) -> list[str | None]:
-        """The ranks, as torch numbers them; None for one that came in later."""
-        at_attach = dict(enumerate(self._name.partition("/")[0].split("-")))
-        return [at_attach.get(rank) for rank in self._ranks]
-
     def failed(self, failure: RankFailed) -> None:
         """Goes on without the ranks that are lost, or raises ``failure`` where that cannot be.
 
         Raises ``RanksLost`` where the step does not count. Where it does, it is ended, and the next
-        one raises. All models of these ranks go on now, and each raises once: one rank may be in a
-        step of this model, and another rank in a step of the next model.
+        one raises. All models that have lost a rank go on now, as one rank may be in a step of this
+        model, and another rank in a step of the next model.
         """
+        lost = {*failure.ranks}
+        who = self._engine.who
         is_final = isinstance(failure, RanksLost | LoopMistake)
-        if is_final or not failure.ranks or self._engine.rank in failure.ranks:
+        if is_final or not lost or lost.issuperset(who.in_job([who.rank])):
             raise failure
-        num_steps, where = self._progress.step, self._where
+        num_steps = self._progress.step
         gc.collect()  # else a model that was dropped counts on ranks that have not collected it yet
-        models = [one for one in _shrinking if one._where == where]
+        models = [one for one in _shrinking if lost.intersection(one._ranks)]
         models.sort(key=lambda one: one._name)  # in one order on all ranks
+        for one in models:
+            one._break_off(failure)
         torn = [one for one in models if one._lose(failure)]
-        for one in [self] * (self._progress.step == num_steps) + torn:
+        if self._progress.step == num_steps:
+            self._raise_due(failure)
+        for one in torn:
             one._raise_due(failure)
+
+    def _break_off(self, failure: RankFailed) -> None:
+        """Tells this model's other ranks, who may wait in it for a rank that has left it."""
+        lost = self._engine.who.in_group(failure.ranks)
+        text = f"rank {listed(lost)} of {self._engine.world} was lost in a step of another model"
+        self._engine.lose(lost, self._progress.step, text, "by that model")
 
     def _lose(self, failure: RankFailed) -> bool:
         """Goes on without lost ranks; returns whether that undoes an open step."""
@@ -243,7 +259,7 @@ class Shrinking:
         saved = checkpoint.collect(self._progress.messages)
         checkpoint.scale(saved, len(decision.ranks) / old.world, checkpoint.is_residual)
         try:
-            engine, group = self._connected(old, _among(old.who, decision), decision)
+            engine, group = self._connected(old, decision)
             self._move(saved, engine, group)
         except (GradwireError, RuntimeError, TimeoutError) as error:
             text = f"{failure}; the others cannot go on: {said(error)}"
@@ -326,31 +342,21 @@ class Shrinking:
             checksums=old.routes.checksums,
         )
 
-    def _connected(
-        self, old: Engine, who: Membership, decision: Survivors
-    ) -> tuple[Engine, Group | None]:
+    def _connected(self, old: Engine, decision: Survivors) -> tuple[Engine, Group]:
         """A new engine, and a process group of torch.distributed, of the survivors."""
-        engine = self._connect(who)
+        world = len(decision.ranks)
+        ranks = old.who.in_job(decision.ranks)
+        # Not within the old name: whatever lies there is deleted once all old ranks have left.
+        name = f"{old.who.name}, {world} after {decision.num_steps}"
+        who = Membership(name, decision.ranks.index(old.rank), world, ranks)
+        engine = self._connect(who if world > 1 else ALONE._replace(ranks=ranks))
         self._undo.callback(engine.close)
-        if old.who.name.startswith(REJOINED):
-            beside = Membership(f"{old.who.name} after {decision.num_steps}", who.rank, who.world)
-            return engine, open_group(beside, old.timeout)
         handle = self._handle()
-        group = None if handle is None else handle.group
-        before = dist.get_process_group_ranks(group or dist.group.WORLD)
-        ranks = [before[rank] for rank in decision.ranks]
-        making = in_background(
-            lambda: dist.new_group(
-                ranks, timeout=timedelta(seconds=_GROUP_S), use_local_synchronization=True
-            )
-        )
-        return engine, making.result(_GROUP_S)
-
-
-def _among(who: Membership, decision: Survivors) -> Membership:
-    """This rank's place among the survivors."""
-    if len(decision.ranks) == 1:
-        return ALONE
-    place, world = decision.ranks.index(who.rank), len(decision.ranks)
-    # Not within the old name: whatever lies there is deleted once all of the old ranks have left.
-    return Membership(f"{who.name}, {world} after {decision.num_steps}", place, world)
+        known = dist.group.WORLD if handle is None else handle.group
+        backends = dist.get_backend_config(known)
+        name += "/group"
+        limit = timedelta(seconds=_GROUP_S)
+        making = in_background(lambda: open_group(name, who.rank, world, limit, backends))
+        group = making.result(_GROUP_S)
+        register(group, name, ranks, backends)
+        return engine, group

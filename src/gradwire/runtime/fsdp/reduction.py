@@ -152,7 +152,7 @@ class ShardReduction:
         self, codec: Compressor, group: Group, who: Membership, timeout: timedelta
     ) -> None:
         self.codec, self._group, self._who, self._timeout = codec, group, who, timeout
-        self._channels = open_channels(*who, 1, timeout) if who.world > 1 else []
+        self._channels = open_channels(*who[:3], 1, timeout) if who.world > 1 else []
         self._run, self._num_loads, self._wire_bytes = run_of(who), 0, 0
         self.step = 0
         """Number of backward passes whose gradients were reduced."""

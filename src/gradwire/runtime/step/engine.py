@@ -87,7 +87,7 @@ class Engine:
         ranks_per_host: int = 1,
         checksums: bool = False,
     ) -> None:
-        name, self.rank, self.world = who
+        name, self.rank, self.world, _ = who
         self.who, self.shards, self.ranks_per_host = who, shards, ranks_per_host
         self.timeout, self.num_channels, self.credit = timeout, num_channels, num_channels
         # One channel more than asked for: a control message must not wait behind a large one.
@@ -130,11 +130,11 @@ class Engine:
         """Connects ``count`` channels, if there is somebody to connect to."""
         if who.name and count:
             what = f"connect{AMONG_SHARDS}" if among is Among.SHARDS else "connect"
-            channels = self.meanwhile(what, lambda: open_channels(*who, count, self.timeout))
+            channels = self.meanwhile(what, lambda: open_channels(*who[:3], count, self.timeout))
             ranks: Sequence[int] = ()
             if among is not Among.SHARDS:
                 ranks = members(self.rank, self.world, self.ranks_per_host, among)
-            self.routes.circles[among] = Circle(*who, channels, ranks=ranks)
+            self.routes.circles[among] = Circle(*who[:3], channels, ranks=ranks)
 
     def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, which waits for other ranks, outside of messages.
@@ -336,7 +336,16 @@ class Engine:
         self, ranks: tuple[int, ...], step: int, text: str, how: str, code: int = ExitCode.RANK_LOST
     ) -> BaseException:
         """Fails because of other ranks, tells all, and returns the error to raise."""
-        return self._told(Alarm(ranks, step, text, code), how)
+        return self.break_off(Alarm(ranks, step, text, code), how)
+
+    def break_off(self, alarm: Alarm, how: str) -> BaseException:
+        """The failure by an alarm that all others are told, or an earlier one."""
+        if self._failure is None:
+            if self._pulse is not None:
+                alarm = self._pulse.raise_alarm(alarm)
+            self._fail(failure_of(alarm, self.who, how))
+        assert self._failure is not None
+        return self._failure
 
     def finish_and_close(self) -> None:
         """Waits for the messages that were launched, as peers need them, and closes.
@@ -412,7 +421,7 @@ class Engine:
         else:
             alarm = blamed(self._pulse, task.name, self._step, self.world)
             how = f"{task.name}: {first_line(error)}"
-        self._told(alarm, how)  # unless another rank's was heard while this one was listening
+        self.break_off(alarm, how)  # unless another rank's was heard while this one was listening
 
     def unreachable(self, name: str, error: BaseException, step: int = IN_ATTACH) -> BaseException:
         """The error to raise where ``name``, outside of messages, cannot reach other ranks."""
@@ -421,28 +430,19 @@ class Engine:
             text = f"rank {self.rank} of {self.world} failed to {name} ({first_line(error)})"
             text += ", and all ranks answer elsewhere"
             alarm = Alarm((self.rank,), step, text, alarm.code)
-        return self._told(alarm, f"{name}: {first_line(error)}")
+        return self.break_off(alarm, f"{name}: {first_line(error)}")
 
     def refuse_silence(self, step: int) -> None:
         """Raises, and tells all, if ranks or the store are silent; takes seconds to find out."""
         if self._pulse is not None and (alarm := silence(self._pulse, step, self.world)):
-            raise self._told(alarm, "it waited for them")
-
-    def _told(self, alarm: Alarm, how: str) -> BaseException:
-        """The failure by an alarm that all others are told, or an earlier one."""
-        if self._failure is None:
-            if self._pulse is not None:
-                alarm = self._pulse.raise_alarm(alarm)
-            self._fail(failure_of(alarm, self.rank, how))
-        assert self._failure is not None
-        return self._failure
+            raise self.break_off(alarm, "it waited for them")
 
     def _alarmed(self, alarm: Alarm) -> None:
-        self._fail(failure_of(alarm, self.rank, "told by another rank"))
+        self._fail(failure_of(alarm, self.who, "told by another rank"))
 
     def _lose_store(self) -> None:
         # Others that ask later must not take this rank, which ends, for the cause.
-        self._told(blamed(self._pulse, "", self._step, self.world), "its store is lost")
+        self.break_off(blamed(self._pulse, "", self._step, self.world), "its store is lost")
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

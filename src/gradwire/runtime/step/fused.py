@@ -40,7 +40,9 @@ def fused_messages(
     Embeddings' tables take it in every step where it names a collective, else in steps in which
     sending their rows would take longer.
     """
-    kinds, (_, rank, world) = _Kinds(model, settings, exchange), who
+    kinds = _Kinds(model, settings, exchange)
+    rank = who.rank
+    world = who.world
     num_hosts = world // settings.ranks_per_host
 
     @cache
