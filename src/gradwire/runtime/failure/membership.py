@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from ...errors import ExitCode, GradwireError, RankFailed, RanksDiffer
 from ..step.wire import Group, in_background, own_store
+from .store_check import StoreCheck, refuse_own_store
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
 """The time in which all ranks must have come to their first attach, where the user names none."""
@@ -178,15 +179,20 @@ class Membership(NamedTuple):
     ) -> Any:
         """The store's answer to a question, over a connection that nobody else waits for.
 
-        Meanwhile ``watch`` is called from time to time, whether the store answers or not.
+        Meanwhile ``watch`` is called from time to time, whether the store answers or not. So is the
+        group's check of the store.
         """
         asked = in_background(lambda: question(own_store(self.name)))
         deadline_s = time.monotonic() + (timeout + STORE_PATIENCE).total_seconds()
+        check = _CHECKS.get(self.ranks)
         try:
-            while watch is not None and time.monotonic() < deadline_s - _LOOK_S:
+            while (watch or check) and time.monotonic() < deadline_s - _LOOK_S:
                 with suppress(TimeoutError):
                     return asked.result(_LOOK_S)
-                watch()
+                if check is not None:
+                    check.refuse()
+                if watch is not None:
+                    watch()
             return asked.result(max(_LOOK_S, deadline_s - time.monotonic()))
         except GradwireError:
             raise
@@ -282,7 +288,14 @@ def join(group: Group | None, timeout: timedelta = DEFAULT_PATIENCE) -> Membersh
     """
     if not dist.is_initialized():
         return ALONE
-    return join_ranks(tuple(dist.get_process_group_ranks(group or dist.group.WORLD)), timeout)
+    group = group or dist.group.WORLD
+    ranks = tuple(dist.get_process_group_ranks(group))
+    if len(ranks) > 1:
+        refuse_own_store()
+        if ranks not in _CHECKS or _CHECKS[ranks].absent:
+            name = f"{'-'.join(map(str, ranks))}/check"
+            _CHECKS[ranks] = StoreCheck(name, dist.get_rank(group), group, timeout)
+    return join_ranks(ranks, timeout)
 
 
 def join_ranks(ranks: tuple[int, ...], timeout: timedelta = DEFAULT_PATIENCE) -> Membership:
@@ -340,5 +353,7 @@ def _other_than(noted: str, seen: list[str], store: Any) -> tuple[int, ...]:
 ALONE = Membership("", 0, 1)
 _JOINED: Counter[tuple[int, ...]] = Counter()
 """The number of times that each set of ranks was joined."""
+_CHECKS: dict[tuple[int, ...], StoreCheck] = {}
+"""The check of the store by each set of ranks, which is made at their first attach."""
 _ROLLS: dict[tuple[int, ...], str] = {}
 """The word that each set of ranks shares in this start of the job."""
