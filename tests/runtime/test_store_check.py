@@ -153,5 +153,5 @@ def test_a_broken_group_leaves_it_to_the_agreement(
 
 
 def test_what_is_no_store_is_refused_by_name() -> None:
-    with pytest.raises(gw.InvalidSetting, match="store must be a .* store or None"):
+    with pytest.raises(gw.InvalidSetting, match=r"store must be a .* store or None"):
         gw.attach(Net(), "none", failure=gw.FailurePolicy(store="tcp://host"))  # type: ignore[arg-type]

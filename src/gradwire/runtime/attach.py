@@ -345,6 +345,7 @@ class Attachment:
         model, settings = self.model, self.settings
         is_ddp = isinstance(model, DistributedDataParallel)
         shared: dict[str, object] = {
+            "call": f"gw.{self.way}",
             "exchange": _digest(settings),
             **{name: value for name, value in settings.fields.items() if name not in _OWN},
             "num_channels": settings.channels,

@@ -438,6 +438,7 @@ class Handle:
                     )
                 time.sleep(_POLL_S)
             self.attached = False
+            engine.detach()
             self._undo.close()  # all of it, even if a lost peer is noticed here
 
     def go_on_in(self, group: Group | None) -> None:

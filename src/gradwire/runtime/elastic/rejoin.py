@@ -36,12 +36,13 @@ from torch.optim import Optimizer
 from ...errors import RankFailed, RanksDiffer, invalid
 from ..failure.blame import IN_ATTACH
 from ..failure.membership import Membership
-from ..failure.pulse import PATIENCE_S, PERIOD_S, Alarm, Stillness, said
+from ..failure.pulse import PATIENCE_S, PERIOD_S, STORE_PATIENCE_S, Alarm, Stillness, said
 from ..setup.fingerprint import REFUSAL, Fingerprint, difference
 from ..state import checkpoint
 from ..state.plain import packed, read_packed, receive
 from ..step.engine import Engine
 from ..step.messages import Message
+from ..step.task_graph import is_interrupt
 from ..step.wire import REJOINED, Group, in_background, meet_in, own_store
 from .groups import open_group, register, stand_outside
 
@@ -162,7 +163,8 @@ def come_together(
     finally:
         if verdict != _GO:  # whoever saw the connections close before would give that as the reason
             working.add_done_callback(lambda _: opened.close())
-    if verdict != _GO:
+    ended = working.exception() if working.done() else None
+    if verdict != _GO and (ended is None or not is_interrupt(ended)):
         return verdict
     engine, group = working.result()
     if old is None:
@@ -239,7 +241,8 @@ class Newcomer:
 
     def ask(self, own: Fingerprint, timeout: timedelta) -> Membership:
         """This process's place in the run; raises ``RanksDiffer`` or ``RankFailed`` without one."""
-        self.offer = _PLACE.ask(lambda store: self._asked(store, own, timeout), timeout)
+        patience = patience_of(timeout)
+        self.offer = _PLACE.ask(lambda store: self._asked(store, own, timeout), patience)
         return self.offer.who(len(self.offer.labels) - 1)
 
     def enter(
@@ -275,15 +278,24 @@ class Newcomer:
                 f"the run and this newcomer do not train the same thing: {differs}; start it with "
                 "the run's model, settings and versions"
             )
+        end_s = time.monotonic() + patience_of(timeout).total_seconds()
         number = store.add("asked", 1)
         in_background(lambda: _live(number))
         offer = f"{number}/offer"
         while not store.check([offer]):
             if time.monotonic() > end_s:
                 store.set(f"{number}/over", "")
-                raise _stays_out(f"no place was offered within {timeout}")
+                raise _stays_out(f"no place was offered within {patience_of(timeout)}")
             time.sleep(_POLL_S)
         return Offer(number, *json.loads(store.get(offer)))
+
+
+def patience_of(timeout: timedelta) -> timedelta:
+    """The time in which a run offers a place.
+
+    It may have a stopped rank, whose time-out comes first. Then its ranks meet, and end a step.
+    """
+    return 2 * timeout + timedelta(seconds=STORE_PATIENCE_S)
 
 
 _STORE = "write dist.TCPStore(host, port) with the job's MASTER_ADDR and MASTER_PORT"

@@ -23,6 +23,8 @@ from .membership import Membership
 from .pulse import PATIENCE_S, STORE_PATIENCE_S, Alarm, Pulse, listed, said
 from .roll_call import ASK_S, Reach
 
+_ENDINGS = (Reach.ENDED, Reach.DETACHED, Reach.MUTE)
+"""The answers at doors that say what became of a silent rank."""
 IN_ATTACH = -1
 """The step of an alarm that was raised in ``attach``, before the first step."""
 
@@ -69,6 +71,8 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
                 continue
             if ended:
                 silent, store_lost = ended, False
+        left = dict.fromkeys(pulse.detached() & reach.keys(), Reach.DETACHED)
+        reach = {**reach, **left}
         return alarm_of(pulse.rank, world, step, silent, reach, store_lost=store_lost)
 
 
@@ -123,8 +127,8 @@ def alarm_of(
     if store_lost:
         text += ", and the job's store with it"
     ends = {reach.get(other, Reach.UNKNOWN) for other in silent}
-    if len(ends) == 1 and (end := ends.pop()) in (Reach.ENDED, Reach.MUTE):
-        text += f": its process {end.value}"
+    if len(ends) == 1 and (end := ends.pop()) in _ENDINGS:
+        text += f": {end.value}"
     return Alarm(silent, step, text)
 
 

@@ -148,6 +148,10 @@ def _plain(text: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
 
 
+_DETACHED = -1
+"""The count in the last sign of a rank that detaches."""
+
+
 class Place(NamedTuple):
     """A rank's progress: its joint calls so far, its step, and the messages launched since."""
 
@@ -166,6 +170,11 @@ class Sign(NamedTuple):
     place: Place
     waits: bool = False
     still_s: float = 0.0
+
+    @property
+    def has_detached(self) -> bool:
+        """Whether the rank has left by itself, as its last sign says."""
+        return self.beat == _DETACHED
 
 
 class Stillness:
@@ -212,6 +221,8 @@ class Pulse:
         self._on_alarm, self._on_lost, self._on_error = on_alarm, on_lost, on_error
         self.place = Place(0, 0, 0)
         self.waits = waits
+        self.detaches = False
+        """Whether the rank is about to leave by itself, which its last sign says."""
         self._beat = 0
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()
@@ -296,6 +307,11 @@ class Pulse:
         self._news.wait_for(lambda: self.store_is_lost or self._num_reads > reads, PATIENCE_S)
         return not self.store_is_lost and self._num_reads > reads
 
+    def detached(self) -> set[int]:
+        """The ranks that had left by themselves when signs were last read."""
+        with self._news:
+            return {rank for rank, sign in enumerate(self._signs) if sign.has_detached}
+
     def signs(self) -> list[Sign]:
         """Every rank's sign, read anew; empty if the store does not answer."""
         with self._news:
@@ -330,6 +346,9 @@ class Pulse:
                 self._wake.clear()
             if self._store is not None and not self.store_is_lost:
                 with contextlib.suppress(dist.DistError):  # its host may have ended already
+                    if self.detaches:
+                        self._beat = _DETACHED
+                        self._show()
                     leave(self._store, self._world)
         except BaseException as error:
             text = f"the pulse of rank {self.rank} of {self._world} ended by {said(error)}"
@@ -364,11 +383,14 @@ class Pulse:
                 self._on_lost()
         return not self.store_is_lost
 
+    def _show(self) -> None:
+        sign = ";".join(map(str, (self._beat, int(self.waits()), *self.place)))
+        self._store.set(f"pulse/{self.rank}", sign)
+
     def _turn(self) -> None:
         """Writes this rank's sign and alarm to the store, and reads alarms and others' signs."""
         self._beat += 1
-        sign = ";".join(map(str, (self._beat, int(self.waits()), *self.place)))
-        self._store.set(f"pulse/{self.rank}", sign)
+        self._show()
         if not self.roll_call.is_complete:
             self.roll_call.meet(self._store)
             if self.roll_call.is_complete and self.rank == 0:

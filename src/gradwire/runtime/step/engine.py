@@ -35,7 +35,15 @@ from ..failure.blame import IN_ATTACH, blamed, failure_of, first_line, silence
 from ..failure.forks import watch
 from ..failure.membership import ALONE, MEETING, STORE_PATIENCE, Membership
 from ..failure.pulse import Alarm, Place, Pulse, Sign, give_memory_back, leave_later, said
-from .task_graph import Once, Over, Task, TaskManager, is_foreign, wall_clock
+from .task_graph import (
+    Once,
+    Over,
+    Task,
+    TaskManager,
+    is_foreign,
+    is_interrupt,
+    wall_clock,
+)
 from .wire import (
     AMONG_SHARDS,
     Circle,
@@ -362,6 +370,11 @@ class Engine:
             over.wait(self.timeout.total_seconds())
         self.close()
 
+    def detach(self) -> None:
+        """Notes that this rank is about to close by itself, for others that train on."""
+        if self._pulse is not None:
+            self._pulse.detaches = True
+
     def close(self) -> None:
         """Ends the threads and gives the channels back.
 
@@ -413,7 +426,7 @@ class Engine:
         if isinstance(error, RankFailed):  # found by a text, in what all ranks told
             alarm = Alarm(error.ranks, self._step, str(error), error.exit_code)
             how = "by what ranks told each other"
-        elif task.lane in (*COMPUTING, None):
+        elif task.lane in (*COMPUTING, None) or is_interrupt(error):
             text = f"rank {self.rank} of {self.world} raised {said(error)}"
             self._pulse.raise_alarm(Alarm((self.rank,), self._step, text, ExitCode.BROKEN))
             self._fail(error)
@@ -446,10 +459,12 @@ class Engine:
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            if self._failure is not None:
-                return
-            self._failure = error
+            is_first = self._failure is None
+            if is_first or is_interrupt(error):
+                self._failure = error
             waiters = list(self._waiters)
+        if not is_first:
+            return
         self._manager.stop()
         with ExitStack() as stack:  # each is done even if one before it raises
             for waiter in waiters:

@@ -478,7 +478,11 @@ def begin(verb: Communication, channel: Channel, over: Over, seals: Seals | None
         works += [start(one, channel) for _, one in seals.written([verb])]
     left = [*works]
     for work in works:
-        work.get_future().add_done_callback(arrived)
+        future = work.get_future()
+        if future.done():  # torch would drop an interrupt that comes while it calls back
+            arrived(future)
+        else:
+            future.add_done_callback(arrived)
 
 
 def carry_out(
