@@ -144,6 +144,58 @@ def test_models_of_different_groups_lose_a_rank_together(
             )
 
 
+def trains_experts(rank: int, world: int, shared_first: bool) -> Seen:
+    """A model of all ranks and one of each pair, in one backward pass in which rank 3 dies.
+
+    The pair of ranks 0 and 2 loses nobody.
+    """
+    pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    given = keywords(bucket_cap_mb=SMALL_MB, timeout=LIMIT, on_failure="shrink")
+    nets = [Net(0), Net(1 + rank % 2)]
+    handles = [
+        gw.attach(net, "topk", group=group, **given)
+        for net, group in zip(nets, (None, pairs[rank % 2]), strict=True)
+    ]
+    optimizers = [momentum(net.parameters()) for net in nets]
+    lost: list[tuple[int, ...]] = []
+    bits: list[list[str]] = [[], []]
+    step = 0
+    while step < NUM_STEPS:
+        if step == 2 and rank == 3:
+            nets[not shared_first].middle.weight.register_hook(die)
+        try:
+            for one in optimizers:
+                one.zero_grad()
+            losses = [loss_of(net, rank, step) for net in nets]
+            sum(losses if shared_first else reversed(losses)).backward()  # type: ignore[union-attr]
+        except gw.RanksLost as error:
+            lost.append(error.ranks)
+            continue
+        for one in optimizers:
+            one.step()
+        step += 1
+        for own, net in zip(bits, nets, strict=True):
+            own.append(digest(net))
+    assert handles[0].step == NUM_STEPS
+    assert handles[1].step in (NUM_STEPS, NUM_STEPS + 1)  # one more where a rank had ended it
+    for handle in handles:
+        handle.detach()
+    return Seen(lost, bits, [])
+
+
+@pytest.mark.parametrize("shared_first", [True, False])
+def test_a_model_that_has_lost_nobody_repeats_the_step_with_the_others(
+    doomed: Ranks, shared_first: bool
+) -> None:
+    """Its ranks would wait in it for one that has raised the loss in the other model."""
+    doomed.send(trains_experts, shared_first)
+    found: list[Seen] = doomed.survivors({3})
+    assert [one.lost for one in found] == [[(3,)]] * 3
+    assert all(one.bits[0] == found[0].bits[0] for one in found)
+    assert found[0].bits[1] == found[2].bits[1]
+    assert found[0].bits[1] != found[1].bits[1]
+
+
 def loses_in_a_pair(rank: int, world: int) -> tuple[tuple[int, ...], str]:
     """Ranks 1 and 3 train together; rank 3 dies."""
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]

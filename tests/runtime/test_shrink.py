@@ -332,8 +332,9 @@ def test_a_closed_engine_leaves_what_nobody_can_end(two: Ranks) -> None:
 
 
 def test_a_step_counts_only_where_all_survivors_have_it() -> None:
-    assert decided({0: Counted(5, 6), 1: Counted(6, 6)}) == ((0, 1), 6)
-    assert decided({0: Counted(5, 6), 3: Counted(5, 5)}) == ((0, 3), 5)
+    assert decided({0: Counted(5, 6, True), 1: Counted(6, 6)}) == ((0, 1), 6, False)
+    assert decided({0: Counted(5, 6, True), 3: Counted(5, 5)}) == ((0, 3), 5, True)
+    assert decided({0: Counted(5, 5), 3: Counted(5, 5)}) == ((0, 3), 5, False)
     assert decided({0: Counted(7, 7), 1: Counted(5, 6)}) is None
 
 

@@ -43,14 +43,16 @@ from ..step.progress import Progress
 from ..step.synchroniser import StepReport
 from ..step.wire import Group, has_store, in_background
 from .membership import ALONE, Membership
-from .pulse import PATIENCE_S, STORE_PATIENCE_S, listed, said
+from .pulse import PATIENCE_S, STORE_PATIENCE_S, Alarm, listed, said
 
 
 class Counted(NamedTuple):
-    """The steps that a rank has ended for certain, and those that it could count at most."""
+    """The steps that a rank has ended for certain, those that it could count at most, and whether
+    it is in a step."""
 
     least: int
     most: int
+    is_open: bool = False
 
 
 class Survivors(NamedTuple):
@@ -58,26 +60,36 @@ class Survivors(NamedTuple):
 
     ranks: tuple[int, ...]
     num_steps: int
+    is_torn: bool = False
+    """Whether a rank is in a step that does not count."""
 
 
-def decided(counted: Mapping[int, Counted]) -> Survivors | None:
+def decided(counted: Mapping[int, Counted], *, repeats: bool = False) -> Survivors | None:
     """The decision by what all survivors told, the same whoever makes it; None if there is none.
 
-    A step counts if every survivor has it. No rank has ended one that another lacks, as ranks wait
+    A step counts if every survivor has it. Where the loop ``repeats`` it anyway, for another model,
+    it counts only if a rank has ended it. No rank has ended one that another lacks, as ranks wait
     for each other's word (`synchroniser`), unless memory or the program of one is damaged.
 
     >>> decided({0: Counted(7, 7), 2: Counted(6, 7)})
-    Survivors(ranks=(0, 2), num_steps=7)
+    Survivors(ranks=(0, 2), num_steps=7, is_torn=False)
     >>> decided({0: Counted(6, 7), 2: Counted(6, 6)}).num_steps
     6
+    >>> decided({0: Counted(6, 7), 2: Counted(6, 7)}, repeats=True).num_steps
+    6
     """
-    agreed = min(one.most for one in counted.values())
-    if max(one.least for one in counted.values()) > agreed:
+    ended = max(one.least for one in counted.values())
+    whole = min(one.most for one in counted.values())
+    if ended > whole:
         return None
-    return Survivors(tuple(sorted(counted)), agreed)
+    agreed = ended if repeats else whole
+    is_torn = any(one.is_open and one.least == agreed for one in counted.values())
+    return Survivors(tuple(sorted(counted)), agreed, is_torn)
 
 
-def meet(engine: Engine, failure: RankFailed, counted: Counted) -> Survivors | None:
+def meet(
+    engine: Engine, failure: RankFailed, counted: Counted, *, repeats: bool = False
+) -> Survivors | None:
     """The survivors' decision; None where there is none or it leaves this rank out.
 
     It waits for ranks that live, for the engine's time-out at most, and for none that ``failure``
@@ -93,7 +105,8 @@ def meet(engine: Engine, failure: RankFailed, counted: Counted) -> Survivors | N
         return bool(signs) and all(signs[rank].still_s > PATIENCE_S for rank in absent)
 
     def decide(found: Mapping[int, Any]) -> Survivors | None:
-        return decided({rank: Counted(*told) for rank, told in found.items()})
+        counts = {rank: Counted(*told) for rank, told in found.items()}
+        return decided(counts, repeats=repeats)
 
     who = engine.who.beside("left")
     due = {*range(engine.world)} - {*who.in_group(failure.ranks)}
@@ -137,6 +150,8 @@ class Shrinking:
         self._last_newcomer = 0
         self._num_labels = dist.get_world_size() if dist.is_initialized() else engine.world
         self._due: RanksLost | None = None
+        self._undoes = self._is_torn = False
+        self._look_after(engine)
         self.left: list[dict[str, Any]] = []
         self.joined: list[dict[str, Any]] = []
         handle.left, handle.joined = self.left, self.joined
@@ -193,43 +208,96 @@ class Shrinking:
         is_final = isinstance(failure, RanksLost | LoopMistake)
         if is_final or not lost or lost.issuperset(who.in_job([who.rank])):
             raise failure
+        self._go_on_together(failure)
+        if self._progress.synchroniser.open:  # only its wait was ended, by another model's loss
+            try:
+                self._progress.finish()
+            except RankFailed as later:
+                self.failed(later)
+
+    def _go_on_together(self, failure: RankFailed) -> None:
+        """Goes on in all models that ``failure`` concerns; raises where a step is to be repeated.
+
+        Models that have lost a rank come first. If a step of theirs does not count, it is repeated,
+        and with it the steps of all other models: the loop makes them together.
+        """
         num_steps = self._progress.step
+        lost = {*failure.ranks}
         gc.collect()  # else a model that was dropped counts on ranks that have not collected it yet
-        models = [one for one in _shrinking if lost.intersection(one._ranks)]
-        models.sort(key=lambda one: one._name)  # in one order on all ranks
-        for one in models:
-            one._break_off(failure)
-        torn = [one for one in models if one._lose(failure)]
-        if self._progress.step == num_steps:
-            self._raise_due(failure)
-        for one in torn:
-            one._raise_due(failure)
+        every = sorted(_shrinking, key=lambda one: one._name)  # in one order on all ranks
+        for one in every:
+            one._engine.interrupt(None)
+        models = [one for one in every if lost.intersection(one._ranks)]
+        torn = [one for one in _all_lose(models, failure) if one._undoes]
+        is_torn = any(one._is_torn for one in models)
+        others = [one for one in every if one not in models and one._engine.world > 1]
+        beside = [one for one in others if is_torn or one._engine.has_failed]
+        torn += [one for one in _all_lose(beside, failure) if one._undoes]
+        stands = self._progress.step == num_steps and self in (*models, *beside)
+        if torn or stands:
+            due = next(one for one in (self, *torn, *models) if one._due is not None)
+            due._raise_due(failure)
+        for one in beside:
+            one._due = None
 
     def _break_off(self, failure: RankFailed) -> None:
         """Tells this model's other ranks, who may wait in it for a rank that has left it."""
-        lost = self._engine.who.in_group(failure.ranks)
-        text = f"rank {listed(lost)} of {self._engine.world} was lost in a step of another model"
-        self._engine.lose(lost, self._progress.step, text, "by that model")
+        engine = self._engine
+        lost = engine.who.in_group(failure.ranks)
+        numbers = {*engine.who.in_job(lost)}
+        beyond = tuple(rank for rank in failure.ranks if rank not in numbers)
+        text = f"rank {listed(failure.ranks)} of the job was lost in a step of another model"
+        alarm = Alarm(lost, self._progress.step, text, failure.exit_code, beyond)
+        engine.break_off(alarm, "by that model")
 
-    def _lose(self, failure: RankFailed) -> bool:
-        """Goes on without lost ranks; returns whether that undoes an open step."""
+    def _look_after(self, engine: Engine) -> None:
+        """Has a failure of this model end waits in other models: ranks wait for each other there.
+
+        The engine's threads must not keep the model alive, to which this object leads.
+        """
+        this = weakref.ref(self)
+
+        def tell(error: BaseException) -> None:
+            if isinstance(error, RankFailed) and error.ranks:
+                for one in [*_shrinking]:
+                    if this() not in (one, None):
+                        one._engine.interrupt(error)
+
+        engine.on_failure = tell
+
+    def _lose(self, failure: RankFailed) -> None:
+        """Goes on without lost ranks, and notes whether that undoes a step here, or on any rank.
+
+        A model that has lost none goes on among the same ranks, for a step that is repeated.
+        """
         engine, synchroniser, start_s = self._engine, self._progress.synchroniser, time.monotonic()
         num_steps, is_open = self._progress.step, synchroniser.open
-        decision = meet(engine, failure, Counted(num_steps, num_steps + synchroniser.is_whole))
+        own = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
+        has_lost = not {*failure.ranks}.isdisjoint(self._ranks)
+        decision = meet(engine, failure, own, repeats=not has_lost)
         if decision is None or not decision.ranks:
             raise failure
         counts = decision.num_steps > num_steps
         if counts:
             self._progress.put_means()
-        self._due = self._note(engine, decision)
-        self._go_on(failure, decision, undoes=(is_torn := is_open and not counts))
+        self._due = self._note(engine, decision, failure)
+        self._is_torn = decision.is_torn
+        self._undoes = is_open and not counts
+        self._go_on(failure, decision, undoes=self._undoes)
         _log.warning("%s", self._due)
-        self.left[-1]["seconds"] = time.monotonic() - start_s
-        return is_torn
+        if len(decision.ranks) < engine.world:
+            self.left[-1]["seconds"] = time.monotonic() - start_s
 
-    def _note(self, engine: Engine, decision: Survivors) -> RanksLost:
+    def _note(self, engine: Engine, decision: Survivors, failure: RankFailed) -> RanksLost:
         """Notes who left; returns the error that says so."""
         records, gone = self._report.records, {*range(engine.world)} - {*decision.ranks}
+        if not gone:
+            return RanksLost(
+                f"rank {listed(failure.ranks)} is lost, in another model; "
+                "repeat the step, from zero_grad() on",
+                ranks=failure.ranks,
+                step=decision.num_steps,
+            )
         told = {self._ranks[r]: records[r] for r in sorted(gone)}
         self.left.append(
             {
@@ -271,6 +339,7 @@ class Shrinking:
         messages = self._make_messages(engine.who)
         checkpoint.move(saved, messages)
         self._progress.synchroniser.go_on(engine, messages)
+        self._look_after(engine)
         if (handle := self._handle()) is not None:
             weakref.finalize(handle, engine.finish_and_close)
             handle.go_on_in(group)
@@ -353,6 +422,8 @@ class Shrinking:
         self._undo.callback(engine.close)
         handle = self._handle()
         known = dist.group.WORLD if handle is None else handle.group
+        if world == old.world:
+            return engine, known
         backends = dist.get_backend_config(known)
         name += "/group"
         limit = timedelta(seconds=_GROUP_S)
@@ -360,3 +431,12 @@ class Shrinking:
         group = making.result(_GROUP_S)
         register(group, name, ranks, backends)
         return engine, group
+
+
+def _all_lose(models: Sequence[Shrinking], failure: RankFailed) -> Sequence[Shrinking]:
+    """Goes on in models, whose other ranks are all told before any of them is waited for."""
+    for one in models:
+        one._break_off(failure)
+    for one in models:
+        one._lose(failure)
+    return models

@@ -108,6 +108,9 @@ class Engine:
         self._lock = threading.Lock()
         self._waiters: list[Once] = []
         self._failure: BaseException | None = None
+        self._elsewhere: BaseException | None = None
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
+        """Called once, with the first failure."""
         watch(self)
         self._step = 0
         self.num_calls = 0
@@ -284,9 +287,20 @@ class Engine:
             self._waiters = [waiter for waiter in self._waiters if not waiter.called]
             self._waiters.append(once)
         task = self._manager.add(Task("when done", lambda: once(None)), ends)
-        if (failure := self._failure or self._closed) is not None:
+        if (failure := self._failure or self._elsewhere or self._closed) is not None:
             once(failure)
         return task
+
+    def interrupt(self, error: BaseException | None) -> None:
+        """Has waits raise a failure of another model, from now until it is called with None.
+
+        Their messages go on, and can be waited for again.
+        """
+        with self._lock:
+            self._elsewhere = error
+            waiters = [] if error is None else list(self._waiters)
+        for waiter in waiters:
+            waiter(error)
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
         """Raises ``error`` from now on; called in a process that was forked, see `forks`."""
@@ -297,6 +311,11 @@ class Engine:
         """Raises in a process that was forked from the one that has connected."""
         if self.is_copy:
             self.check()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no message can be launched any more."""
+        return self._failure is not None
 
     def check(self) -> None:
         """Raises the failure, if there was one."""
@@ -467,6 +486,7 @@ class Engine:
             return
         self._manager.stop()
         with ExitStack() as stack:  # each is done even if one before it raises
+            stack.callback(self.on_failure, error)
             for waiter in waiters:
                 stack.callback(waiter, error)
             for channel in self.routes.all_channels():
