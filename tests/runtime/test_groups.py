@@ -121,7 +121,11 @@ def trains_in_groups(rank: int, world: int, victim: int, order: tuple[int, ...])
     return found
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["all ranks first", "some ranks first"])
+@pytest.mark.parametrize(
+    "order",
+    [(0, 1), pytest.param((1, 0), marks=pytest.mark.slow)],
+    ids=["all ranks first", "some ranks first"],
+)
 def test_models_of_different_groups_lose_a_rank_together(
     doomed: Ranks, order: tuple[int, ...]
 ) -> None:
@@ -183,7 +187,7 @@ def trains_experts(rank: int, world: int, shared_first: bool) -> Seen:
     return Seen(lost, bits, [])
 
 
-@pytest.mark.parametrize("shared_first", [True, False])
+@pytest.mark.parametrize("shared_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_model_that_has_lost_nobody_repeats_the_step_with_the_others(
     doomed: Ranks, shared_first: bool
 ) -> None:
@@ -245,7 +249,7 @@ def test_torch_without_a_table_says_so(
     """Survivors go on all the same: they do not need torch to know them."""
     monkeypatch.setattr(groups, "_TABLES", ("pg_map", "a_table_of_tomorrow"))
     with caplog.at_level("WARNING", logger="gradwire"):
-        groups.register(object(), "name", [0, 1])
+        groups.register_group(object(), "name", [0, 1])
     assert "it lacks a_table_of_tomorrow" in caplog.text
 
 
@@ -263,5 +267,5 @@ def test_a_group_has_the_back_ends_that_a_store_alone_can_connect(
 ) -> None:
     entered: list[Any] = []
     monkeypatch.setattr(groups, "_enter", lambda *values: entered.append(values))
-    groups.register(None, "one", [0, 1], given)
+    groups.register_group(None, "one", [0, 1], given)
     assert entered == [(None, "gradwire/one", [0, 1], name, config)]

@@ -42,7 +42,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(wire, "_given", [found])
     # torch's tables are the process's, and have no room for several ranks.
     monkeypatch.setattr(rejoin, "stand_outside", lambda rank: None)
-    monkeypatch.setattr(rejoin, "register", lambda *given: None)
+    monkeypatch.setattr(rejoin, "register_group", lambda *given: None)
     return found
 
 

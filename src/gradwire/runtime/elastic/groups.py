@@ -41,7 +41,7 @@ _TYPES = dist.ProcessGroup.BackendType
 def open_group(
     name: str, rank: int, world: int, timeout: timedelta, backends: str = ON_HOST
 ) -> Group:
-    """Connects a process group, which torch does not know before ``register``.
+    """Connects a process group, which torch does not know before ``register_group``.
 
     Args:
         name: A name that its ranks have agreed on and that is used once.
@@ -78,7 +78,7 @@ def _kinds(backends: str) -> dict[torch.device, str]:
     return {one: "nccl" if kind == "nccl" else "gloo" for one, kind in kinds.items()}
 
 
-def register(group: Group, name: str, ranks: Sequence[int], backends: str = ON_HOST) -> None:
+def register_group(group: Group, name: str, ranks: Sequence[int], backends: str = ON_HOST) -> None:
     """Tells torch of a group that was opened under ``name``, and the job's numbers of its ranks."""
     kinds = {one.type: kind for one, kind in _kinds(backends).items()}
     names = {*kinds.values()}
@@ -101,7 +101,7 @@ def stand_outside(rank: int) -> None:
 def _enter(group: Group, name: str, ranks: Sequence[int], backend: str, config: str) -> None:
     """Writes a group into torch's tables, as ``dist.new_group`` does."""
     c10d: Any = dist.distributed_c10d
-    world = c10d._world
+    world = vars(c10d).get("_world")
     missing = [one for one in _TABLES if not hasattr(world, one)]
     if missing:
         _log.warning(

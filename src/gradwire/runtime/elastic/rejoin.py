@@ -44,7 +44,7 @@ from ..step.engine import Engine
 from ..step.messages import Message
 from ..step.task_graph import is_interrupt
 from ..step.wire import REJOINED, Group, in_background, meet_in, own_store
-from .groups import open_group, register, stand_outside
+from .groups import open_group, register_group, stand_outside
 
 
 class Healing(NamedTuple):
@@ -169,7 +169,7 @@ def come_together(
     engine, group = working.result()
     if old is None:
         stand_outside(offer.labels[-1])
-    register(group, f"{who.name}/group", who.ranks)
+    register_group(group, f"{who.name}/group", who.ranks)
     return engine, group
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost
 from ...planning.default_fusion import NamedParam
-from ..elastic.groups import open_group, register
+from ..elastic.groups import open_group, register_group
 from ..elastic.rejoin import Lookout, Offer, come_together
 from ..handle import Handle
 from ..state import checkpoint
@@ -429,7 +429,7 @@ class Shrinking:
         limit = timedelta(seconds=_GROUP_S)
         making = in_background(lambda: open_group(name, who.rank, world, limit, backends))
         group = making.result(_GROUP_S)
-        register(group, name, ranks, backends)
+        register_group(group, name, ranks, backends)
         return engine, group
 
 

@@ -83,6 +83,9 @@ class Engine:
     is_copy = False
     """Whether this process was forked from the one that has connected."""
     _closed: InvalidSetting | None = None
+    _elsewhere: BaseException | None = None
+    on_failure: Callable[[BaseException], None] | None = None
+    """A function that is called with the first failure."""
 
     def __init__(
         self,
@@ -108,9 +111,6 @@ class Engine:
         self._lock = threading.Lock()
         self._waiters: list[Once] = []
         self._failure: BaseException | None = None
-        self._elsewhere: BaseException | None = None
-        self.on_failure: Callable[[BaseException], None] = lambda error: None
-        """Called once, with the first failure."""
         watch(self)
         self._step = 0
         self.num_calls = 0
@@ -486,7 +486,8 @@ class Engine:
             return
         self._manager.stop()
         with ExitStack() as stack:  # each is done even if one before it raises
-            stack.callback(self.on_failure, error)
+            if self.on_failure is not None:
+                stack.callback(self.on_failure, error)
             for waiter in waiters:
                 stack.callback(waiter, error)
             for channel in self.routes.all_channels():
