@@ -142,8 +142,9 @@ class Deadlock(GradwireError, RuntimeError):
 class RankFailed(GradwireError, RuntimeError):
     """A rank of the group died, hung or raised.
 
-    ``ranks`` has the failed ranks; it is empty if they are unknown. ``step`` is the number of the
-    interrupted step, and ``exit_code`` the exit code of the cause.
+    ``ranks`` has the failed ranks by their numbers in the job, as ``dist.get_rank()`` returns them.
+    It is empty if they are unknown. ``step`` is the number of the interrupted step, and
+    ``exit_code`` the exit code of the cause.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class RanksLost(RankFailed):
     """Ranks were lost and the others go on without them: the step is to be repeated.
 
     Raised by ``backward()`` under ``FailurePolicy(on_failure="shrink")``, on all survivors in the
-    same step. ``ranks`` are numbered as they were at attach. Gradients are None.
+    same step, and once for all models of a process. Gradients of the model are None.
     """
 
 

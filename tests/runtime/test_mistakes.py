@@ -356,6 +356,20 @@ def test_a_rank_that_refuses_tells_the_others(two: Ranks) -> None:
     assert told == f"rank 0 refused to attach: InvalidSetting: {reason}"
 
 
+def calls_its_own(rank: int, world: int) -> str:
+    model = linear()
+    optimizer = momentum(model.parameters())
+    with pytest.raises(RanksDiffer) as raised:
+        _ = gw.local_steps(model, optimizer, DENSE, every=4) if rank else gw.attach(model, DENSE)
+    return str(raised.value)
+
+
+@pytest.mark.multi
+def test_ranks_that_call_different_functions_hear_which(two: Ranks) -> None:
+    for text in two.run(calls_its_own):
+        assert "setting call is 'gw.attach' against 'gw.local_steps'" in text
+
+
 def test_a_keyword_that_went_into_an_object_is_refused_with_its_place() -> None:
     calls: Any = {"each step": gw.attach, "local": gw.local_steps}
     with pytest.raises(InvalidSetting, match=r"timeout= is .* failure=gw\.FailurePolicy\(timeout="):

@@ -40,6 +40,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(module, "PERIOD_S", 0.05)
     found = dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, False)
     monkeypatch.setattr(wire, "_given", [found])
+    # torch's tables are the process's, and have no room for several ranks.
+    monkeypatch.setattr(rejoin, "stand_outside", lambda rank: None)
+    monkeypatch.setattr(rejoin, "register_group", lambda *given: None)
     return found
 
 
@@ -62,7 +65,10 @@ def newcomer(store: Any) -> Newcomer:
     return Newcomer(store, "shrink", momentum([torch.zeros(1, requires_grad=True)]), ())
 
 
-def test_a_newcomer_that_differs_asks_for_no_place(store: Any) -> None:
+def test_a_newcomer_that_differs_asks_for_no_place(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rejoin, "STORE_PATIENCE_S", 0.0)
     lookout = Lookout(json.dumps(described()))
     try:
         for other in ({"shape": (4, 3)}, {"more": True}, {"exchange": "onebit"}):
@@ -73,6 +79,49 @@ def test_a_newcomer_that_differs_asks_for_no_place(store: Any) -> None:
         assert dist.PrefixStore("gradwire/rejoin", store).add("asked", 0) == 1
     finally:
         lookout.close()
+
+
+class Late:
+    """A store with a run that offers a place after ``delay_s``, by a clock of its own."""
+
+    def __init__(self, delay_s: float) -> None:
+        self._now_s, self._delay_s = 0.0, delay_s
+        self.given: dict[str, bytes] = {}
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    def check(self, keys: list[str]) -> bool:
+        return keys == ["run"] or self._now_s >= self._delay_s
+
+    def get(self, key: str) -> bytes:
+        return json.dumps(described()).encode() if key == "run" else b"[[0, 2], 7]"
+
+    def add(self, key: str, amount: int) -> int:
+        return 1
+
+    def set(self, key: str, value: str) -> None:
+        self.given[key] = value.encode()
+
+
+@pytest.mark.parametrize(("delay_s", "comes"), [(70.0, True), (100.0, True), (200.0, False)])
+def test_a_newcomer_waits_until_a_run_has_noticed_that_a_rank_is_stopped(
+    store: Any, delay_s: float, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of the same time-out needs some seconds more, and then a step."""
+    late = Late(delay_s)
+    monkeypatch.setattr(rejoin, "time", late)
+    monkeypatch.setattr(rejoin, "_live", lambda number: None)
+    asked = partial(newcomer(store)._asked, late, described(), timedelta(seconds=60))
+    if comes:
+        assert asked() == Offer(1, [0, 2], 7)
+    else:
+        with pytest.raises(RankFailed, match=r"no place was offered within 0:02:30"):
+            asked()
+        assert "1/over" in late.given
 
 
 class Old:

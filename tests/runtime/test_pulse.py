@@ -60,6 +60,23 @@ def test_whoever_falls_silent_is_found_by_all_others(ranks: list[Pulse], lost: i
         assert [*pool.map(Pulse.silent_ranks, others)] == [((lost,), False)] * len(others)
 
 
+@pytest.mark.parametrize("detaches", [True, False])
+def test_a_rank_that_has_detached_is_told_from_one_that_has_ended(
+    ranks: list[Pulse], detaches: bool
+) -> None:
+    """Its door is closed in both cases, and it may live on."""
+    assert all(len(one.signs()) == WORLD for one in ranks)
+    while not all(one.roll_call.is_complete for one in ranks):
+        ranks[0].signs()  # each look is at what was read anew
+    ranks[1].detaches = detaches
+    ranks[1].stop()
+    alarm = silence(ranks[0], 7, WORLD)
+    assert alarm is not None
+    assert alarm.ranks == (1,)
+    assert ("has detached" in alarm.text) == detaches
+    assert ("process has ended" in alarm.text) == (not detaches)
+
+
 BEFORE = Place(step=2, launched=4, num_calls=0)
 IN_CALL = Place(step=2, launched=0, num_calls=1)
 NEXT = Place(step=3, launched=1, num_calls=0)
@@ -169,6 +186,9 @@ class Silent:
     def ask(self) -> tuple[dict[int, Reach], bytes]:
         with self._lock:
             return self._reach[min(self.looks, len(self._reach) - 1)], b""
+
+    def detached(self) -> set[int]:
+        return set()
 
     def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
         time.sleep(0.05)  # for who asks at the doors

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire as gw
 from gradwire.contract import Exchange
@@ -131,9 +132,8 @@ def train_on(
     assert len(state) == (0 if handle.rank else handle.world_size)
     handle.load_state_dict(handle.state_dict())
     if handle.joined:
-        with pytest.raises(gw.InvalidSetting, match=r"save what gather_state\(\) returns"):
-            handle.sharded_state()
         assert dist.get_world_size(handle.group) == handle.world_size
+        refuse_unknown_ranks(handle)
     if handle.group is not None:
         dist.all_reduce(total, group=handle.group)
         dist.all_reduce(balance, group=handle.group)
@@ -142,6 +142,24 @@ def train_on(
     if second is not None:
         second.detach()
     return Report(bits, worlds, lost, joined, total.item(), balance + delivered)
+
+
+def refuse_unknown_ranks(handle: gw.Handle) -> None:
+    """Fails where torch does not know the ranks of a group that somebody has joined."""
+    group = handle.group
+    ranks = dist.get_process_group_ranks(group)
+    assert ranks.index(dist.get_rank()) == dist.get_rank(group) == handle.rank
+    assert len(ranks) == handle.world_size
+    mesh = DeviceMesh.from_group(group, "cpu")
+    assert mesh.mesh.tolist() == ranks
+    assert mesh.get_local_rank() == handle.rank
+    state: Any = handle.sharded_state()
+    for fields in state["params"].values():
+        for rows in fields.values():
+            assert rows.shape[0] == handle.world_size
+            assert rows.to_local().shape[0] == 1
+            assert rows.full_tensor().shape == rows.shape
+    handle.load_state_dict(state)
 
 
 def flat(tensors: Any) -> Tensor:
@@ -168,6 +186,7 @@ def goes_on(rank: int, world: int, port: int, host: int, exchange: Exchange, pla
 def comes_in(
     rank: int, world: int, port: int, exchange: Exchange, number: int, how: str
 ) -> Report | str:
+    dist.destroy_process_group()
     store = dist.TCPStore("127.0.0.1", port, None, False, LIMIT)
     while store.get("the run waits for a newcomer") != str(number).encode():
         time.sleep(0.02)
@@ -334,22 +353,27 @@ def refused(rank: int, world: int) -> list[str]:
         found.append(str(caught.value))
 
     note(rejoin="tcp://10.0.0.1:29500")
-    note(group=dist.group.WORLD)
+    note()
+    dist.destroy_process_group()
+    note(group="a group")
     note(on_failure="end")
     note(optimizer=None)
     note()
     return found
 
 
-def test_what_cannot_come_in_is_refused_by_name(one: Ranks) -> None:
+def test_what_cannot_come_in_is_refused_by_name(
+    ranks_of: Callable[[int], Ranks],
+) -> None:
     expected = [
         "write dist.TCPStore(host, port)",
+        "leave out group=, shards= and mesh=",
         "leave out group=, shards= and mesh=",
         "beside on_failure='shrink' and an optimizer, got",
         "beside on_failure='shrink' and an optimizer, got",
         "no running job was found in this store",
     ]
-    for text, part in zip(one.run(refused)[0], expected, strict=True):
+    for text, part in zip(ranks_of(1).run(refused)[0], expected, strict=True):
         assert part in text
 
 

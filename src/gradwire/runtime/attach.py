@@ -135,7 +135,7 @@ def attach(
     return Attachment().attach(model, settings, grid, newcomer)
 
 
-_OWN = ("compress_if", "shards", "trace_steps", "timeout", "rejoin")
+_OWN = ("compress_if", "shards", "trace_steps", "timeout", "store", "rejoin")
 """Fields of the options and of the failure policy that ranks compare otherwise, or not."""
 
 
@@ -159,6 +159,7 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
         remedy = "install that: pip install 'torch>=2.9'"
         raise invalid("torch", torch.__version__, "2.9 or newer", remedy)
     warn_of_versions()
+    settings.choose_store()
     if mesh is not None and group is not None:
         raise invalid("group", group, "None beside mesh=, which names the ranks", "leave it out")
     found = _group_of(model, group)
@@ -349,6 +350,7 @@ class Attachment:
         model, settings = self.model, self.settings
         is_ddp = isinstance(model, DistributedDataParallel)
         shared: dict[str, object] = {
+            "call": f"gw.{self.way}",
             "exchange": _digest(settings),
             **{name: value for name, value in settings.fields.items() if name not in _OWN},
             "num_channels": settings.channels,

@@ -82,7 +82,7 @@ class Handle:
         self.backend: dict[str, Any] = {}
         self.joined: list[dict[str, Any]] = []
         self.group: Any = None
-        """The process group whose ranks average; None without one, gloo's own after a newcomer."""
+        """The process group whose ranks average; None without one."""
         self._algorithm = algorithm(exchange)
         self._run, self._num_loads = run_of(self._engine.who), 0
         self._shard = place_in(self._engine.shards, model)
@@ -368,14 +368,10 @@ class Handle:
             DTensors of the shape (replicas, *shape of the parameter*).
 
         Raises:
-            InvalidSetting: The handle is of local steps, ``auto`` or hosts of several ranks, or a
-                rank came in later.
+            InvalidSetting: The handle is of local steps, ``auto`` or hosts of several ranks.
         """
         from .state.sharded import sharded_state
 
-        if self.joined:
-            accepted, remedy = "without ranks that joined later", "save what gather_state() returns"
-            raise invalid("the group of sharded_state()", "one with such a rank", accepted, remedy)
         self._engine.refuse_copy()
         saved = self.state_dict()
         return sharded_state(self._owners, saved, saved_by, has_pilot=self._controls is not None)
@@ -488,6 +484,7 @@ class Handle:
             self.attached = False
             if isinstance(self._model, DistributedDataParallel):
                 self._model = self._model.module  # of which the loop may make another DDP
+            engine.detach()
             self._undo.close()  # all of it, even if a lost peer is noticed here
 
     def go_on_in(self, group: Group | None) -> None:

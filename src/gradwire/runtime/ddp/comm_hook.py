@@ -34,13 +34,14 @@ from ...contract.spec import NamedParam
 from ...contract.travel import bytes_sent
 from ...errors import InvalidSetting, invalid
 from ..device.streams import SideStream
+from ..failure.pulse import said
 from ..overlap.overlap import Overlap
 from ..step.hooked import Hooked, Lent, untraced
 from ..step.hooks import is_inside_a_segment, on_gradient
 from ..step.messages import as_reals, grad_as_reals
 from ..step.progress import Progress
 from ..step.synchroniser import Synchroniser
-from ..step.task_graph import Task, wall_clock
+from ..step.task_graph import Task, is_interrupt, wall_clock
 
 _serving: WeakKeyDictionary[DistributedDataParallel, Callable[[], DDPHooks | None]]
 _serving = WeakKeyDictionary()
@@ -392,7 +393,9 @@ class _Bucket:
 
         def complete(failure: BaseException | None) -> None:
             if failure is not None:
-                self.future.set_exception(failure)  # type: ignore[arg-type]
+                # A future takes no interrupt, which the end of the backward pass raises.
+                held = RuntimeError(said(failure)) if is_interrupt(failure) else failure
+                self.future.set_exception(held)  # type: ignore[arg-type]
             else:
                 # The future is complete when what was launched on the current stream is done.
                 with nullcontext() if self._side is None else self._side.use():

@@ -68,13 +68,18 @@ class Accelerator:
     ) -> Any:
         """A process group that sends from the device's own memory; its works wait on streams."""
         # A group and not its back end alone: that has no way to launch sends and receives together.
-        backend = torch._C._distributed_c10d.ProcessGroupNCCL
-        options: Any = backend.Options()
-        options._timeout, options.global_ranks_in_group = timeout, list(range(world))
         group, kind = dist.ProcessGroup(store, rank, world), dist.ProcessGroup.BackendType.NCCL
-        group._register_backend(device, kind, backend(store, rank, world, options))
+        group._register_backend(device, kind, self.backend(store, rank, world, timeout))
         group._set_default_backend(kind)
         return group
+
+    def backend(self, store: Any, rank: int, world: int, timeout: timedelta) -> Any:
+        """The back end of such a process group."""
+        kind = torch._C._distributed_c10d.ProcessGroupNCCL
+        options: Any = kind.Options()
+        options._timeout = timeout
+        options.global_ranks_in_group = list(range(world))
+        return kind(store, rank, world, options)
 
 
 def side_stream(device: torch.device) -> Stream:

@@ -36,13 +36,15 @@ from torch.optim import Optimizer
 from ...errors import RankFailed, RanksDiffer, invalid
 from ..failure.blame import IN_ATTACH
 from ..failure.membership import Membership
-from ..failure.pulse import PATIENCE_S, PERIOD_S, Alarm, Stillness, said
+from ..failure.pulse import PATIENCE_S, PERIOD_S, STORE_PATIENCE_S, Alarm, Stillness, said
 from ..setup.fingerprint import REFUSAL, Fingerprint, difference
 from ..state import checkpoint
 from ..state.plain import packed, read_packed, receive
 from ..step.engine import Engine
 from ..step.messages import Message
-from ..step.wire import REJOINED, Group, come_by, in_background, open_channels, own_store
+from ..step.task_graph import is_interrupt
+from ..step.wire import REJOINED, Group, in_background, meet_in, own_store
+from .groups import open_group, register_group, stand_outside
 
 
 class Healing(NamedTuple):
@@ -119,7 +121,7 @@ class Lookout:
 
 class Offer(NamedTuple):
     """Newcomer ``number``'s place: it begins with ``step``, and is the last of ``labels``, which
-    are the numbers by which the ranks of the run are named."""
+    are the numbers of its ranks in the job."""
 
     number: int
     labels: list[int]
@@ -127,16 +129,8 @@ class Offer(NamedTuple):
 
     def who(self, rank: int) -> Membership:
         """A rank among those that the newcomer is one of."""
-        return Membership(f"{REJOINED} {self.number}", rank, len(self.labels))
-
-
-def open_group(who: Membership, timeout: timedelta) -> Group:
-    """A gloo group of these ranks for the user's own collectives.
-
-    torch.distributed registers no group with a process outside of the default group, and has no
-    public way to. It takes this one in calls that name no rank of the default group.
-    """
-    return open_channels(f"{who.name}/group", who.rank, who.world, 1, timeout)[0]
+        labels = tuple(self.labels)
+        return Membership(f"{REJOINED} {self.number}", rank, len(labels), labels)
 
 
 def come_together(
@@ -158,7 +152,7 @@ def come_together(
             own_store(REJOINED).set(f"{offer.number}/offer", json.dumps(offer[1:]))
         engine = connect(who)
         opened.callback(engine.close)
-        group = open_group(who, timeout)
+        group = open_group(f"{who.name}/group", who.rank, who.world, timeout)
         heal(engine)
         return engine, group
 
@@ -169,7 +163,14 @@ def come_together(
     finally:
         if verdict != _GO:  # whoever saw the connections close before would give that as the reason
             working.add_done_callback(lambda _: opened.close())
-    return working.result() if verdict == _GO else verdict
+    ended = working.exception() if working.done() else None
+    if verdict != _GO and (ended is None or not is_interrupt(ended)):
+        return verdict
+    engine, group = working.result()
+    if old is None:
+        stand_outside(offer.labels[-1])
+    register_group(group, f"{who.name}/group", who.ranks)
+    return engine, group
 
 
 def _judged(
@@ -225,8 +226,7 @@ class Newcomer:
     def __init__(
         self, store: Store, on_failure: str, optimizer: Optimizer | None, places: tuple[object, ...]
     ) -> None:
-        is_alone = not dist.is_initialized() or dist.get_world_size() == 1
-        is_alone &= all(place is None for place in places)
+        is_alone = not dist.is_initialized() and all(place is None for place in places)
         kinds = on_failure, type(optimizer).__name__
         has_all = on_failure == "shrink" and isinstance(optimizer, Optimizer)
         for is_right, name, given, accepted, remedy in (
@@ -236,12 +236,13 @@ class Newcomer:
         ):
             if not is_right:
                 raise invalid(name, given, accepted, remedy)
-        come_by(store)
+        meet_in(store)
         self._start_s, self.seconds = time.monotonic(), 0.0
 
     def ask(self, own: Fingerprint, timeout: timedelta) -> Membership:
         """This process's place in the run; raises ``RanksDiffer`` or ``RankFailed`` without one."""
-        self.offer = _PLACE.ask(lambda store: self._asked(store, own, timeout), timeout)
+        patience = patience_of(timeout)
+        self.offer = _PLACE.ask(lambda store: self._asked(store, own, timeout), patience)
         return self.offer.who(len(self.offer.labels) - 1)
 
     def enter(
@@ -277,15 +278,24 @@ class Newcomer:
                 f"the run and this newcomer do not train the same thing: {differs}; start it with "
                 "the run's model, settings and versions"
             )
+        end_s = time.monotonic() + patience_of(timeout).total_seconds()
         number = store.add("asked", 1)
         in_background(lambda: _live(number))
         offer = f"{number}/offer"
         while not store.check([offer]):
             if time.monotonic() > end_s:
                 store.set(f"{number}/over", "")
-                raise _stays_out(f"no place was offered within {timeout}")
+                raise _stays_out(f"no place was offered within {patience_of(timeout)}")
             time.sleep(_POLL_S)
         return Offer(number, *json.loads(store.get(offer)))
+
+
+def patience_of(timeout: timedelta) -> timedelta:
+    """The time in which a run offers a place.
+
+    It may have a stopped rank, whose time-out comes first. Then its ranks meet, and end a step.
+    """
+    return 2 * timeout + timedelta(seconds=STORE_PATIENCE_S)
 
 
 _STORE = "write dist.TCPStore(host, port) with the job's MASTER_ADDR and MASTER_PORT"

@@ -1,7 +1,8 @@
 """Lost ranks and damaged replicas: noticed, named, and survived.
 
 ``pulse``, ``roll_call`` and ``blame`` notice and name; ``shrink`` goes on without a lost rank;
-``integrity`` and ``guard`` compare replicas. The step calls it through hooks of its own. It knows
+``integrity`` and ``guard`` compare replicas. ``store_check`` finds a store that ranks do not
+share. The step calls it through hooks of its own. It knows
 ranks and steps, and nothing of what a gradient means.
 
 How a lost rank is noticed:

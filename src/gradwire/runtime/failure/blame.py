@@ -19,9 +19,12 @@ from typing import Any
 
 from ...errors import ExitCode, GradwireError, LoopMistake, RankFailed
 from ..step.wire import AMONG_SHARDS, in_background
+from .membership import Membership
 from .pulse import PATIENCE_S, STORE_PATIENCE_S, Alarm, Pulse, listed, said
 from .roll_call import ASK_S, Reach
 
+_ENDINGS = (Reach.ENDED, Reach.DETACHED, Reach.MUTE)
+"""The answers at doors that say what became of a silent rank."""
 IN_ATTACH = -1
 """The step of an alarm that was raised in ``attach``, before the first step."""
 
@@ -68,6 +71,8 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
                 continue
             if ended:
                 silent, store_lost = ended, False
+        left = dict.fromkeys(pulse.detached() & reach.keys(), Reach.DETACHED)
+        reach = {**reach, **left}
         return alarm_of(pulse.rank, world, step, silent, reach, store_lost=store_lost)
 
 
@@ -122,21 +127,25 @@ def alarm_of(
     if store_lost:
         text += ", and the job's store with it"
     ends = {reach.get(other, Reach.UNKNOWN) for other in silent}
-    if len(ends) == 1 and (end := ends.pop()) in (Reach.ENDED, Reach.MUTE):
-        text += f": its process {end.value}"
+    if len(ends) == 1 and (end := ends.pop()) in _ENDINGS:
+        text += f": {end.value}"
     return Alarm(silent, step, text)
 
 
-def failure_of(alarm: Alarm, rank: int, how: str) -> RankFailed:
-    """The error that an alarm ends the run of this rank with, and ``how`` it came to know."""
+def failure_of(alarm: Alarm, who: Membership, how: str) -> RankFailed:
+    """The error that an alarm ends the run of this rank with, and ``how`` it came to know.
+
+    Its ``ranks`` are numbers in the job, also where the alarm has those of the group.
+    """
     what = "attach" if alarm.step == IN_ATTACH else f"step {alarm.step}"
     is_mistake = alarm.code == ExitCode.MISTAKE
     last_words = "restart the job from its last checkpoint"
     if is_mistake:
         last_words = "change the training loop: a restart alone ends in the same error"
     return (LoopMistake if is_mistake else RankFailed)(
-        f"{what} cannot be finished: {alarm.text} (noticed by rank {rank}; {how}); {last_words}",
-        ranks=alarm.ranks,
+        f"{what} cannot be finished: {alarm.text} (noticed by rank {who.rank}; {how})"
+        f"{who.explained(alarm.ranks)}; {last_words}",
+        ranks=(*who.in_job(alarm.ranks), *alarm.beyond),
         step=alarm.step,
         exit_code=alarm.code,
     )

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from ...errors import ExitCode, GradwireError, RankFailed, RanksDiffer
 from ..step.wire import Group, in_background, own_store
+from .store_check import StoreCheck, refuse_own_store
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
 """The time in which all ranks must have come to their first attach, where the user names none."""
@@ -54,12 +55,40 @@ class Membership(NamedTuple):
     """This rank among ``world`` ranks, and a ``name`` that all of them know and no other attach
     has.
 
-    The name is empty where this process is alone.
+    The name is empty where this process is alone. ``ranks`` are the ranks' numbers in the job;
+    empty stands for 0, 1, 2 and so on.
     """
 
     name: str
     rank: int
     world: int
+    ranks: tuple[int, ...] = ()
+
+    def in_job(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """The numbers in the job of these ranks of the group.
+
+        >>> Membership("2-5", 0, 2, (2, 5)).in_job([1])
+        (5,)
+        """
+        known = dict(enumerate(self.ranks))
+        return tuple(known.get(rank, rank) for rank in ranks)
+
+    def in_group(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """The numbers in the group of these ranks of the job; others are left out."""
+        numbers = self.in_job(range(self.world))
+        return tuple(numbers.index(rank) for rank in ranks if rank in numbers)
+
+    def explained(self, ranks: Collection[int]) -> str:
+        """The numbers in the job, as a clause, of ranks that have other ones in the group.
+
+        >>> Membership("2-5", 0, 2, (2, 5)).explained([1])
+        '; rank 1 of this group is rank 5 of the job'
+        """
+        numbers = self.in_job(ranks)
+        if numbers == tuple(ranks):
+            return ""
+        own, others = (", ".join(map(str, one)) for one in (ranks, numbers))
+        return f"; rank {own} of this group is rank {others} of the job"
 
     def beside(self, name: str) -> Membership:
         """The same ranks under another name, under which they can meet for another purpose."""
@@ -68,15 +97,21 @@ class Membership(NamedTuple):
     def on_host(self, ranks_per_host: int) -> Membership:
         """The ranks of this rank's host; ranks are numbered host after host."""
         host, place = divmod(self.rank, ranks_per_host)
-        return self._some(f"host {host}", place, ranks_per_host)
+        first = host * ranks_per_host
+        ranks = range(first, first + ranks_per_host)
+        return self._some(f"host {host}", place, ranks)
 
     def across_hosts(self, ranks_per_host: int) -> Membership:
         """The ranks that have this rank's place on their hosts, host by host."""
         host, place = divmod(self.rank, ranks_per_host)
-        return self._some(f"place {place}", host, self.world // ranks_per_host)
+        ranks = range(place, self.world, ranks_per_host)
+        return self._some(f"place {place}", host, ranks)
 
-    def _some(self, name: str, rank: int, world: int) -> Membership:
-        return Membership(f"{self.name}/{name}", rank, world) if world > 1 else ALONE
+    def _some(self, name: str, rank: int, ranks: Sequence[int]) -> Membership:
+        if len(ranks) == 1:
+            return ALONE
+        own = f"{self.name}/{name}"
+        return Membership(own, rank, len(ranks), self.in_job(ranks))
 
     def agree(
         self,
@@ -107,7 +142,7 @@ class Membership(NamedTuple):
         absent = tuple(rank for rank in due if rank not in values)
         if absent and not is_partial:
             time.sleep(_LINGER_S)
-            raise _did_not_come(absent, self.world, what, timeout)
+            raise _did_not_come(absent, self, what, timeout)
         try:
             return decide(values)
         except RanksDiffer:
@@ -144,15 +179,20 @@ class Membership(NamedTuple):
     ) -> Any:
         """The store's answer to a question, over a connection that nobody else waits for.
 
-        Meanwhile ``watch`` is called from time to time, whether the store answers or not.
+        Meanwhile ``watch`` is called from time to time, whether the store answers or not. So is the
+        group's check of the store.
         """
         asked = in_background(lambda: question(own_store(self.name)))
         deadline_s = time.monotonic() + (timeout + STORE_PATIENCE).total_seconds()
+        check = _CHECKS.get(self.ranks)
         try:
-            while watch is not None and time.monotonic() < deadline_s - _LOOK_S:
+            while (watch or check) and time.monotonic() < deadline_s - _LOOK_S:
                 with suppress(TimeoutError):
                     return asked.result(_LOOK_S)
-                watch()
+                if check is not None:
+                    check.refuse()
+                if watch is not None:
+                    watch()
             return asked.result(max(_LOOK_S, deadline_s - time.monotonic()))
         except GradwireError:
             raise
@@ -220,11 +260,14 @@ class _Meeting:
         return {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)}
 
 
-def _did_not_come(absent: tuple[int, ...], world: int, what: str, timeout: timedelta) -> RankFailed:
+def _did_not_come(
+    absent: tuple[int, ...], who: Membership, what: str, timeout: timedelta
+) -> RankFailed:
+    named = f"rank {', '.join(map(str, absent))} of {who.world}"
     return RankFailed(
-        f"{what} cannot be finished: rank {', '.join(map(str, absent))} of {world} did not call it "
-        f"within {timeout}; all ranks of the group must call {what}",
-        ranks=absent,
+        f"{what} cannot be finished: {named} did not call it within {timeout}"
+        f"{who.explained(absent)}; all ranks of the group must call {what}",
+        ranks=who.in_job(absent),
     )
 
 
@@ -245,14 +288,22 @@ def join(group: Group | None, timeout: timedelta = DEFAULT_PATIENCE) -> Membersh
     """
     if not dist.is_initialized():
         return ALONE
-    return join_ranks(tuple(dist.get_process_group_ranks(group or dist.group.WORLD)), timeout)
+    group = group or dist.group.WORLD
+    ranks = tuple(dist.get_process_group_ranks(group))
+    if len(ranks) > 1:
+        refuse_own_store()
+        if ranks not in _CHECKS or _CHECKS[ranks].absent:
+            name = f"{'-'.join(map(str, ranks))}/check"
+            _CHECKS[ranks] = StoreCheck(name, dist.get_rank(group), group, timeout)
+    return join_ranks(ranks, timeout)
 
 
 def join_ranks(ranks: tuple[int, ...], timeout: timedelta = DEFAULT_PATIENCE) -> Membership:
     """This rank's place among ``ranks``, which are numbers among all ranks; as ``join``."""
     if len(ranks) == 1:
-        return ALONE
-    own = Membership("-".join(map(str, ranks)), ranks.index(dist.get_rank()), len(ranks))
+        return ALONE._replace(ranks=ranks)
+    name = "-".join(map(str, ranks))
+    own = Membership(name, ranks.index(dist.get_rank()), len(ranks), ranks)
     if not _JOINED[ranks] and "TORCHELASTIC_RESTART_COUNT" in os.environ:
         _ROLLS[ranks] = _rolled(own, timeout)
     _JOINED[ranks] += 1
@@ -283,7 +334,7 @@ def _rolled(who: Membership, timeout: timedelta) -> str:
             if time.monotonic() - start_s > timeout.total_seconds():
                 silent = tuple(r for r, key in enumerate(words) if not store.check([key]))
                 absent = silent or _other_than(noted, seen, store)
-                raise _did_not_come(absent, who.world, "attach", timeout)
+                raise _did_not_come(absent, who, "attach", timeout)
             time.sleep(_POLL_S)
 
     found: str = who.ask(roll, timeout)
@@ -302,5 +353,7 @@ def _other_than(noted: str, seen: list[str], store: Any) -> tuple[int, ...]:
 ALONE = Membership("", 0, 1)
 _JOINED: Counter[tuple[int, ...]] = Counter()
 """The number of times that each set of ranks was joined."""
+_CHECKS: dict[tuple[int, ...], StoreCheck] = {}
+"""The check of the store by each set of ranks, which is made at their first attach."""
 _ROLLS: dict[tuple[int, ...], str] = {}
 """The word that each set of ranks shares in this start of the job."""

@@ -86,30 +86,35 @@ _QUICK_S, _QUICK_ROUNDS = 0.02, 100
 
 class Alarm(NamedTuple):
     """A failure: the ranks (of the group) that it began at, the step, a sentence about it, and the
-    exit code of its cause."""
+    exit code of its cause.
+
+    ``beyond`` are ranks outside of the group, by their numbers in the job. Their loss ends a step
+    here too, as it ended one of another model.
+    """
 
     ranks: tuple[int, ...]
     step: int
     text: str
     code: int = ExitCode.RANK_LOST
+    beyond: tuple[int, ...] = ()
 
     def encoded(self) -> str:
         """The alarm as ASCII, which the store takes, whatever characters its text has.
 
         >>> Alarm((2,), 7, "rank 2 of 4 raised ValueError: no ♥").encoded()
-        '[[2], 7, "rank 2 of 4 raised ValueError: no \\\\u2665", 75]'
+        '[[2], 7, "rank 2 of 4 raised ValueError: no \\\\u2665", 75, []]'
         """
-        return json.dumps([self.ranks, self.step, _plain(self.text), self.code])
+        return json.dumps([self.ranks, self.step, _plain(self.text), self.code, self.beyond])
 
     @classmethod
     def decoded(cls, line: bytes, step: int) -> Alarm:
         """The alarm in these bytes; if they hold none, an alarm in ``step`` that names no rank."""
         try:
             match json.loads(line):
-                case [list(ranks), at, str(text), code] if all(
-                    type(n) is int for n in (at, *ranks)
+                case [list(ranks), at, str(text), code, list(beyond)] if all(
+                    type(n) is int for n in (at, *ranks, *beyond)
                 ) and code in {*ExitCode}:
-                    return cls(tuple(ranks), at, _plain(text), code)
+                    return cls(tuple(ranks), at, _plain(text), code, tuple(beyond))
         except (ValueError, RecursionError):
             pass
         return cls((), step, f"a rank left an alarm that cannot be read, {_plain(ascii(line))}")
@@ -143,6 +148,10 @@ def _plain(text: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
 
 
+_DETACHED = -1
+"""The count in the last sign of a rank that detaches."""
+
+
 class Place(NamedTuple):
     """A rank's progress: its joint calls so far, its step, and the messages launched since."""
 
@@ -161,6 +170,11 @@ class Sign(NamedTuple):
     place: Place
     waits: bool = False
     still_s: float = 0.0
+
+    @property
+    def has_detached(self) -> bool:
+        """Whether the rank has left by itself, as its last sign says."""
+        return self.beat == _DETACHED
 
 
 class Stillness:
@@ -207,6 +221,8 @@ class Pulse:
         self._on_alarm, self._on_lost, self._on_error = on_alarm, on_lost, on_error
         self.place = Place(0, 0, 0)
         self.waits = waits
+        self.detaches = False
+        """Whether the rank is about to leave by itself, which its last sign says."""
         self._beat = 0
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()
@@ -291,6 +307,11 @@ class Pulse:
         self._news.wait_for(lambda: self.store_is_lost or self._num_reads > reads, PATIENCE_S)
         return not self.store_is_lost and self._num_reads > reads
 
+    def detached(self) -> set[int]:
+        """The ranks that had left by themselves when signs were last read."""
+        with self._news:
+            return {rank for rank, sign in enumerate(self._signs) if sign.has_detached}
+
     def signs(self) -> list[Sign]:
         """Every rank's sign, read anew; empty if the store does not answer."""
         with self._news:
@@ -325,6 +346,9 @@ class Pulse:
                 self._wake.clear()
             if self._store is not None and not self.store_is_lost:
                 with contextlib.suppress(dist.DistError):  # its host may have ended already
+                    if self.detaches:
+                        self._beat = _DETACHED
+                        self._show()
                     leave(self._store, self._world)
         except BaseException as error:
             text = f"the pulse of rank {self.rank} of {self._world} ended by {said(error)}"
@@ -359,11 +383,14 @@ class Pulse:
                 self._on_lost()
         return not self.store_is_lost
 
+    def _show(self) -> None:
+        sign = ";".join(map(str, (self._beat, int(self.waits()), *self.place)))
+        self._store.set(f"pulse/{self.rank}", sign)
+
     def _turn(self) -> None:
         """Writes this rank's sign and alarm to the store, and reads alarms and others' signs."""
         self._beat += 1
-        sign = ";".join(map(str, (self._beat, int(self.waits()), *self.place)))
-        self._store.set(f"pulse/{self.rank}", sign)
+        self._show()
         if not self.roll_call.is_complete:
             self.roll_call.meet(self._store)
             if self.roll_call.is_complete and self.rank == 0:

@@ -44,6 +44,7 @@ def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
     except RankFailed as error:
         if error.step >= 0:
             raise  # all were told
-        text = f"{mine}, and rank {', '.join(map(str, error.ranks))} of {who.world} does not"
+        absent = who.in_group(error.ranks)
+        text = f"{mine}, and rank {', '.join(map(str, absent))} of {who.world} does not"
         how = f"it waited for {engine.timeout}"
-        raise engine.lose(error.ranks, step, text, how, ExitCode.MISTAKE) from error
+        raise engine.lose(absent, step, text, how, ExitCode.MISTAKE) from error

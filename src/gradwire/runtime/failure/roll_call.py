@@ -41,8 +41,9 @@ class Reach(Enum):
     """The answer at another rank's door."""
 
     ANSWERS = "answers"
-    MUTE = "is stopped, or too busy to answer"
-    ENDED = "has ended"
+    MUTE = "its process is stopped, or too busy to answer"
+    ENDED = "its process has ended"
+    DETACHED = "it has detached, and this rank trains on"
     CUT = "cannot be reached"
     UNKNOWN = "has no door"
 

@@ -5,7 +5,7 @@ When a rank is lost the others agree on the steps that count (`meet`), undo what
 ``RanksLost`` in the same step, the first that does not count, and the loop repeats that step.
 Residuals keep their weight: a mean over fewer ranks delivers more of each, so they are scaled by
 new over old number of ranks. The lost ranks' residuals are lost with them. Each entry of
-``stats()["left"]`` has the ``ranks`` as they were numbered at attach, the ``step`` that was
+``stats()["left"]`` has the ``ranks`` by their numbers in the job, the ``step`` that was
 repeated, ``residual_norms`` as the ranks last told them, ``norms_after_steps``, and the
 ``seconds`` from the notice to going on. Those of ``stats()["joined"]`` have a newcomer's ``rank``,
 the ``step`` that it began with, and the ``seconds`` that it took.
@@ -32,7 +32,8 @@ from torch import Tensor
 
 from ...contract.spec import NamedParam
 from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost
-from ..elastic.rejoin import Lookout, Offer, come_together, open_group
+from ..elastic.groups import open_group, register_group
+from ..elastic.rejoin import Lookout, Offer, come_together
 from ..handle import Handle
 from ..state import checkpoint
 from ..state.plain import send
@@ -40,16 +41,18 @@ from ..step.engine import Engine
 from ..step.messages import Message
 from ..step.progress import Progress
 from ..step.synchroniser import StepReport
-from ..step.wire import REJOINED, Group, has_store, in_background
+from ..step.wire import Group, has_store, in_background
 from .membership import ALONE, Membership
-from .pulse import PATIENCE_S, STORE_PATIENCE_S, said
+from .pulse import PATIENCE_S, STORE_PATIENCE_S, Alarm, listed, said
 
 
 class Counted(NamedTuple):
-    """The steps that a rank has ended for certain, and those that it could count at most."""
+    """The steps that a rank has ended for certain, those that it could count at most, and whether
+    it is in a step."""
 
     least: int
     most: int
+    is_open: bool = False
 
 
 class Survivors(NamedTuple):
@@ -57,26 +60,36 @@ class Survivors(NamedTuple):
 
     ranks: tuple[int, ...]
     num_steps: int
+    is_torn: bool = False
+    """Whether a rank is in a step that does not count."""
 
 
-def decided(counted: Mapping[int, Counted]) -> Survivors | None:
+def decided(counted: Mapping[int, Counted], *, repeats: bool = False) -> Survivors | None:
     """The decision by what all survivors told, the same whoever makes it; None if there is none.
 
-    A step counts if every survivor has it. No rank has ended one that another lacks, as ranks wait
+    A step counts if every survivor has it. Where the loop ``repeats`` it anyway, for another model,
+    it counts only if a rank has ended it. No rank has ended one that another lacks, as ranks wait
     for each other's word (`synchroniser`), unless memory or the program of one is damaged.
 
     >>> decided({0: Counted(7, 7), 2: Counted(6, 7)})
-    Survivors(ranks=(0, 2), num_steps=7)
+    Survivors(ranks=(0, 2), num_steps=7, is_torn=False)
     >>> decided({0: Counted(6, 7), 2: Counted(6, 6)}).num_steps
     6
+    >>> decided({0: Counted(6, 7), 2: Counted(6, 7)}, repeats=True).num_steps
+    6
     """
-    agreed = min(one.most for one in counted.values())
-    if max(one.least for one in counted.values()) > agreed:
+    ended = max(one.least for one in counted.values())
+    whole = min(one.most for one in counted.values())
+    if ended > whole:
         return None
-    return Survivors(tuple(sorted(counted)), agreed)
+    agreed = ended if repeats else whole
+    is_torn = any(one.is_open and one.least == agreed for one in counted.values())
+    return Survivors(tuple(sorted(counted)), agreed, is_torn)
 
 
-def meet(engine: Engine, failure: RankFailed, counted: Counted) -> Survivors | None:
+def meet(
+    engine: Engine, failure: RankFailed, counted: Counted, *, repeats: bool = False
+) -> Survivors | None:
     """The survivors' decision; None where there is none or it leaves this rank out.
 
     It waits for ranks that live, for the engine's time-out at most, and for none that ``failure``
@@ -92,9 +105,11 @@ def meet(engine: Engine, failure: RankFailed, counted: Counted) -> Survivors | N
         return bool(signs) and all(signs[rank].still_s > PATIENCE_S for rank in absent)
 
     def decide(found: Mapping[int, Any]) -> Survivors | None:
-        return decided({rank: Counted(*told) for rank, told in found.items()})
+        counts = {rank: Counted(*told) for rank, told in found.items()}
+        return decided(counts, repeats=repeats)
 
-    who, due = engine.who.beside("left"), {*range(engine.world)} - {*failure.ranks}
+    who = engine.who.beside("left")
+    due = {*range(engine.world)} - {*who.in_group(failure.ranks)}
     try:
         verdict = who.agree(
             counted, decide, engine.timeout, due=due, look=are_gone, is_partial=True
@@ -128,9 +143,15 @@ class Shrinking:
     ) -> None:
         self._handle, self._progress, self._params = weakref.ref(handle), progress, params
         self._make_messages, self._undo = make_messages, undo
-        self._name, self._ranks = self._engine.who.name, list(range(self._engine.world))
-        self._last_newcomer, self._num_labels = 0, self._engine.world
+        engine = self._engine
+        self._name = engine.who.name
+        self._ranks = [*engine.who.in_job(range(engine.world))]
+        """The numbers in the job of the ranks that go on."""
+        self._last_newcomer = 0
+        self._num_labels = dist.get_world_size() if dist.is_initialized() else engine.world
         self._due: RanksLost | None = None
+        self._undoes = self._is_torn = False
+        self._look_after(engine)
         self.left: list[dict[str, Any]] = []
         self.joined: list[dict[str, Any]] = []
         handle.left, handle.joined = self.left, self.joined
@@ -154,66 +175,129 @@ class Shrinking:
 
     def before_step(self) -> None:
         """Raises what could not be raised yet, as a step counted, or another model had the loss."""
-        self._raise_due()
+        if self._due is not None:
+            self._raise_due(None)
         self._look_out()
         newcomer = self._report.newcomer
         if newcomer not in (0, self._last_newcomer):
             self._last_newcomer = newcomer
             self._admit(Offer(newcomer, [*self._ranks, self._num_labels], self._progress.step))
 
-    def _raise_due(self, cause: RankFailed | None = None) -> None:
-        due, self._due = self._due, None
-        if due is not None:
-            self._drop_gradients()
-            raise due from cause
+    def _raise_due(self, cause: RankFailed | None) -> None:
+        """Raises the loss, once for all models of this process: one step of the loop has them."""
+        due = self._due
+        for one in _shrinking:
+            one._due = None
+        assert due is not None, "a model that has lost a rank says so"
+        self._drop_gradients()
+        raise due from cause
 
     def _drop_gradients(self) -> None:
         for _, param in self._params:
             param.grad = None
 
-    @property
-    def _where(self) -> list[str | None]:
-        """The ranks, as torch numbers them; None for one that came in later."""
-        at_attach = dict(enumerate(self._name.partition("/")[0].split("-")))
-        return [at_attach.get(rank) for rank in self._ranks]
-
     def failed(self, failure: RankFailed) -> None:
         """Goes on without the ranks that are lost, or raises ``failure`` where that cannot be.
 
         Raises ``RanksLost`` where the step does not count. Where it does, it is ended, and the next
-        one raises. All models of these ranks go on now, and each raises once: one rank may be in a
-        step of this model, and another rank in a step of the next model.
+        one raises. All models that have lost a rank go on now, as one rank may be in a step of this
+        model, and another rank in a step of the next model.
         """
+        lost = {*failure.ranks}
+        who = self._engine.who
         is_final = isinstance(failure, RanksLost | LoopMistake)
-        if is_final or not failure.ranks or self._engine.rank in failure.ranks:
+        if is_final or not lost or lost.issuperset(who.in_job([who.rank])):
             raise failure
-        num_steps, where = self._progress.step, self._where
-        gc.collect()  # else a model that was dropped counts on ranks that have not collected it yet
-        models = [one for one in _shrinking if one._where == where]
-        models.sort(key=lambda one: one._name)  # in one order on all ranks
-        torn = [one for one in models if one._lose(failure)]
-        for one in [self] * (self._progress.step == num_steps) + torn:
-            one._raise_due(failure)
+        self._go_on_together(failure)
+        if self._progress.synchroniser.open:  # only its wait was ended, by another model's loss
+            try:
+                self._progress.finish()
+            except RankFailed as later:
+                self.failed(later)
 
-    def _lose(self, failure: RankFailed) -> bool:
-        """Goes on without lost ranks; returns whether that undoes an open step."""
+    def _go_on_together(self, failure: RankFailed) -> None:
+        """Goes on in all models that ``failure`` concerns; raises where a step is to be repeated.
+
+        Models that have lost a rank come first. If a step of theirs does not count, it is repeated,
+        and with it the steps of all other models: the loop makes them together.
+        """
+        num_steps = self._progress.step
+        lost = {*failure.ranks}
+        gc.collect()  # else a model that was dropped counts on ranks that have not collected it yet
+        every = sorted(_shrinking, key=lambda one: one._name)  # in one order on all ranks
+        for one in every:
+            one._engine.interrupt(None)
+        models = [one for one in every if lost.intersection(one._ranks)]
+        torn = [one for one in _all_lose(models, failure) if one._undoes]
+        is_torn = any(one._is_torn for one in models)
+        others = [one for one in every if one not in models and one._engine.world > 1]
+        beside = [one for one in others if is_torn or one._engine.has_failed]
+        torn += [one for one in _all_lose(beside, failure) if one._undoes]
+        stands = self._progress.step == num_steps and self in (*models, *beside)
+        if torn or stands:
+            due = next(one for one in (self, *torn, *models) if one._due is not None)
+            due._raise_due(failure)
+        for one in beside:
+            one._due = None
+
+    def _break_off(self, failure: RankFailed) -> None:
+        """Tells this model's other ranks, who may wait in it for a rank that has left it."""
+        engine = self._engine
+        lost = engine.who.in_group(failure.ranks)
+        numbers = {*engine.who.in_job(lost)}
+        beyond = tuple(rank for rank in failure.ranks if rank not in numbers)
+        text = f"rank {listed(failure.ranks)} of the job was lost in a step of another model"
+        alarm = Alarm(lost, self._progress.step, text, failure.exit_code, beyond)
+        engine.break_off(alarm, "by that model")
+
+    def _look_after(self, engine: Engine) -> None:
+        """Has a failure of this model end waits in other models: ranks wait for each other there.
+
+        The engine's threads must not keep the model alive, to which this object leads.
+        """
+        this = weakref.ref(self)
+
+        def tell(error: BaseException) -> None:
+            if isinstance(error, RankFailed) and error.ranks:
+                for one in [*_shrinking]:
+                    if this() not in (one, None):
+                        one._engine.interrupt(error)
+
+        engine.on_failure = tell
+
+    def _lose(self, failure: RankFailed) -> None:
+        """Goes on without lost ranks, and notes whether that undoes a step here, or on any rank.
+
+        A model that has lost none goes on among the same ranks, for a step that is repeated.
+        """
         engine, synchroniser, start_s = self._engine, self._progress.synchroniser, time.monotonic()
         num_steps, is_open = self._progress.step, synchroniser.open
-        decision = meet(engine, failure, Counted(num_steps, num_steps + synchroniser.is_whole))
+        own = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
+        has_lost = not {*failure.ranks}.isdisjoint(self._ranks)
+        decision = meet(engine, failure, own, repeats=not has_lost)
         if decision is None or not decision.ranks:
             raise failure
         counts = decision.num_steps > num_steps
         if counts:
             self._progress.put_means()
-        self._due = self._note(engine, decision)
-        self._go_on(failure, decision, undoes=(is_torn := is_open and not counts))
+        self._due = self._note(engine, decision, failure)
+        self._is_torn = decision.is_torn
+        self._undoes = is_open and not counts
+        self._go_on(failure, decision, undoes=self._undoes)
         _log.warning("%s", self._due)
-        self.left[-1]["seconds"] = time.monotonic() - start_s
-        return is_torn
+        if len(decision.ranks) < engine.world:
+            self.left[-1]["seconds"] = time.monotonic() - start_s
 
-    def _note(self, engine: Engine, decision: Survivors) -> RanksLost:
+    def _note(self, engine: Engine, decision: Survivors, failure: RankFailed) -> RanksLost:
         """Notes who left; returns the error that says so."""
         records, gone = self._report.records, {*range(engine.world)} - {*decision.ranks}
+        if not gone:
+            return RanksLost(
+                f"rank {listed(failure.ranks)} is lost, in another model; "
+                "repeat the step, from zero_grad() on",
+                ranks=failure.ranks,
+                step=decision.num_steps,
+            )
         told = {self._ranks[r]: records[r] for r in sorted(gone)}
         self.left.append(
             {
@@ -245,7 +329,7 @@ class Shrinking:
         for state in (saved, begun.saved):
             checkpoint.scale(state, len(decision.ranks) / old.world, checkpoint.is_residual)
         try:
-            engine, group = self._connected(old, _among(old.who, decision), decision)
+            engine, group = self._connected(old, decision)
             self._move(saved, engine, group, begun)
         except (GradwireError, RuntimeError, TimeoutError) as error:
             text = f"{failure}; the others cannot go on: {said(error)}"
@@ -263,6 +347,7 @@ class Shrinking:
         messages = self._make_messages(engine.who)
         checkpoint.move(saved, messages, begun)
         self._progress.synchroniser.go_on(engine, messages)
+        self._look_after(engine)
         if (handle := self._handle()) is not None:
             weakref.finalize(handle, engine.finish_and_close)
             handle.go_on_in(group)
@@ -335,31 +420,32 @@ class Shrinking:
             checksums=old.routes.checksums,
         )
 
-    def _connected(
-        self, old: Engine, who: Membership, decision: Survivors
-    ) -> tuple[Engine, Group | None]:
+    def _connected(self, old: Engine, decision: Survivors) -> tuple[Engine, Group]:
         """A new engine, and a process group of torch.distributed, of the survivors."""
-        engine = self._connect(who)
+        world = len(decision.ranks)
+        ranks = old.who.in_job(decision.ranks)
+        # Not within the old name: whatever lies there is deleted once all old ranks have left.
+        name = f"{old.who.name}, {world} after {decision.num_steps}"
+        who = Membership(name, decision.ranks.index(old.rank), world, ranks)
+        engine = self._connect(who if world > 1 else ALONE._replace(ranks=ranks))
         self._undo.callback(engine.close)
-        if old.who.name.startswith(REJOINED):
-            beside = Membership(f"{old.who.name} after {decision.num_steps}", who.rank, who.world)
-            return engine, open_group(beside, old.timeout)
         handle = self._handle()
-        group = None if handle is None else handle.group
-        before = dist.get_process_group_ranks(group or dist.group.WORLD)
-        ranks = [before[rank] for rank in decision.ranks]
-        making = in_background(
-            lambda: dist.new_group(
-                ranks, timeout=timedelta(seconds=_GROUP_S), use_local_synchronization=True
-            )
-        )
-        return engine, making.result(_GROUP_S)
+        known = dist.group.WORLD if handle is None else handle.group
+        if world == old.world:
+            return engine, known
+        backends = dist.get_backend_config(known)
+        name += "/group"
+        limit = timedelta(seconds=_GROUP_S)
+        making = in_background(lambda: open_group(name, who.rank, world, limit, backends))
+        group = making.result(_GROUP_S)
+        register_group(group, name, ranks, backends)
+        return engine, group
 
 
-def _among(who: Membership, decision: Survivors) -> Membership:
-    """This rank's place among the survivors."""
-    if len(decision.ranks) == 1:
-        return ALONE
-    place, world = decision.ranks.index(who.rank), len(decision.ranks)
-    # Not within the old name: whatever lies there is deleted once all of the old ranks have left.
-    return Membership(f"{who.name}, {world} after {decision.num_steps}", place, world)
+def _all_lose(models: Sequence[Shrinking], failure: RankFailed) -> Sequence[Shrinking]:
+    """Goes on in models, whose other ranks are all told before any of them is waited for."""
+    for one in models:
+        one._break_off(failure)
+    for one in models:
+        one._lose(failure)
+    return models

@@ -89,6 +89,7 @@ def reduce_scatter(
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     group = _group_of(params)
     given = Settings(codec, None, scaler, *or_defaults(options, failure))
+    given.choose_store()
     who, timeout = join(group, given.patience), given.patience
     with refusing(who):
         settings = given.checked(None, who)

@@ -178,7 +178,7 @@ class ShardReduction:
         self._scaler = scaler
         self._follows_scaler = scaler is not None and scaler.is_enabled()
         self._stop_observing = observe(scaler, self)
-        self._channels = open_channels(*who, 1, timeout) if who.world > 1 else []
+        self._channels = open_channels(*who[:3], 1, timeout) if who.world > 1 else []
         self._run, self._num_loads, self._wire_bytes = run_of(who), 0, 0
         self.step = 0
         """Number of backward passes whose gradients were reduced."""

@@ -298,7 +298,7 @@ def local_steps(
         group: As for ``attach``.
         mesh: As for ``attach``.
         options: Only ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and ``trace_steps``.
-        failure: Only ``timeout`` and ``checksums``.
+        failure: Only ``timeout``, ``checksums`` and ``store``.
 
     Returns:
         The handle. Call its ``end_period()`` before evaluation and at the end of training.

@@ -33,7 +33,7 @@ from ..device.backends import BACKENDS
 from ..failure.integrity import DEFAULT_CHECK_EVERY
 from ..grid.shards import ranks_of_each_host
 from ..step.messages import refuse_complex
-from ..step.wire import Group
+from ..step.wire import Group, meet_in
 
 if TYPE_CHECKING:
     from ...planning.data.cluster import Cluster
@@ -88,6 +88,9 @@ class FailurePolicy(metaclass=KeywordSettings):
     on_failure: str = "end"
     """``"end"``: all other ranks raise ``RankFailed``, and training ends. ``"shrink"``: they raise
     ``RanksLost``, repeat the step and continue."""
+    store: Store | None = None
+    """The store in which ranks meet, where the default group has none that all of them share. All
+    ranks pass it at their first attach. None: the store of the default group."""
     rejoin: Store | None = None
     """The job's store, in a new process that joins a job with ``on_failure="shrink"``."""
     check_every: int | None = DEFAULT_CHECK_EVERY
@@ -178,6 +181,15 @@ class Settings:
         """The time-out, or the default where none was given that could be used."""
         timeout = getattr(self.failure, "timeout", None)
         return timeout if isinstance(timeout, timedelta) else DEFAULT_TIMEOUT
+
+    def choose_store(self) -> None:
+        """Has ranks meet in the store that was given; raises ``InvalidSetting`` if it is none."""
+        if (store := getattr(self.failure, "store", None)) is None:
+            return
+        if not isinstance(store, Store):
+            remedy = "write dist.TCPStore(host, port, is_master=rank == 0)"
+            raise invalid("store", store, "a torch.distributed store or None", remedy)
+        meet_in(store)
 
     @property
     def plan(self) -> Plan | None:

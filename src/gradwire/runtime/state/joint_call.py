@@ -183,7 +183,7 @@ class JointCall:
 
         def travel() -> list[dict[str, Any]]:
             # The last rank waits for its turn while all others send theirs.
-            opened.extend(open_channels(*who, 1, engine.timeout * who.world))
+            opened.extend(open_channels(*who[:3], 1, engine.timeout * who.world))
             found = [own]
             if who.rank:
                 send(packed(own), 0, opened[0])

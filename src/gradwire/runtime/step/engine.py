@@ -35,7 +35,15 @@ from ..failure.blame import IN_ATTACH, blamed, failure_of, first_line, silence
 from ..failure.forks import watch
 from ..failure.membership import ALONE, MEETING, STORE_PATIENCE, Membership
 from ..failure.pulse import Alarm, Place, Pulse, Sign, give_memory_back, leave_later, said
-from .task_graph import Once, Over, Task, TaskManager, is_foreign, wall_clock
+from .task_graph import (
+    Once,
+    Over,
+    Task,
+    TaskManager,
+    is_foreign,
+    is_interrupt,
+    wall_clock,
+)
 from .wire import (
     AMONG_SHARDS,
     Circle,
@@ -75,6 +83,9 @@ class Engine:
     is_copy = False
     """Whether this process was forked from the one that has connected."""
     _closed: InvalidSetting | None = None
+    _elsewhere: BaseException | None = None
+    on_failure: Callable[[BaseException], None] | None = None
+    """A function that is called with the first failure."""
 
     def __init__(
         self,
@@ -87,7 +98,7 @@ class Engine:
         ranks_per_host: int = 1,
         checksums: bool = False,
     ) -> None:
-        name, self.rank, self.world = who
+        name, self.rank, self.world, _ = who
         self.who, self.shards, self.ranks_per_host = who, shards, ranks_per_host
         self.timeout, self.num_channels, self.credit = timeout, num_channels, num_channels
         # One channel more than asked for: a control message must not wait behind a large one.
@@ -130,11 +141,11 @@ class Engine:
         """Connects ``count`` channels, if there is somebody to connect to."""
         if who.name and count:
             what = f"connect{AMONG_SHARDS}" if among is Among.SHARDS else "connect"
-            channels = self.meanwhile(what, lambda: open_channels(*who, count, self.timeout))
+            channels = self.meanwhile(what, lambda: open_channels(*who[:3], count, self.timeout))
             ranks: Sequence[int] = ()
             if among is not Among.SHARDS:
                 ranks = members(self.rank, self.world, self.ranks_per_host, among)
-            self.routes.circles[among] = Circle(*who, channels, ranks=ranks)
+            self.routes.circles[among] = Circle(*who[:3], channels, ranks=ranks)
 
     def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, which waits for other ranks, outside of messages.
@@ -276,9 +287,20 @@ class Engine:
             self._waiters = [waiter for waiter in self._waiters if not waiter.called]
             self._waiters.append(once)
         task = self._manager.add(Task("when done", lambda: once(None)), ends)
-        if (failure := self._failure or self._closed) is not None:
+        if (failure := self._failure or self._elsewhere or self._closed) is not None:
             once(failure)
         return task
+
+    def interrupt(self, error: BaseException | None) -> None:
+        """Has waits raise a failure of another model, from now until it is called with None.
+
+        Their messages go on, and can be waited for again.
+        """
+        with self._lock:
+            self._elsewhere = error
+            waiters = [] if error is None else list(self._waiters)
+        for waiter in waiters:
+            waiter(error)
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
         """Raises ``error`` from now on; called in a process that was forked, see `forks`."""
@@ -289,6 +311,11 @@ class Engine:
         """Raises in a process that was forked from the one that has connected."""
         if self.is_copy:
             self.check()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no message can be launched any more."""
+        return self._failure is not None
 
     def check(self) -> None:
         """Raises the failure, if there was one."""
@@ -336,7 +363,16 @@ class Engine:
         self, ranks: tuple[int, ...], step: int, text: str, how: str, code: int = ExitCode.RANK_LOST
     ) -> BaseException:
         """Fails because of other ranks, tells all, and returns the error to raise."""
-        return self._told(Alarm(ranks, step, text, code), how)
+        return self.break_off(Alarm(ranks, step, text, code), how)
+
+    def break_off(self, alarm: Alarm, how: str) -> BaseException:
+        """The failure by an alarm that all others are told, or an earlier one."""
+        if self._failure is None:
+            if self._pulse is not None:
+                alarm = self._pulse.raise_alarm(alarm)
+            self._fail(failure_of(alarm, self.who, how))
+        assert self._failure is not None
+        return self._failure
 
     def finish_and_close(self) -> None:
         """Waits for the messages that were launched, as peers need them, and closes.
@@ -352,6 +388,11 @@ class Engine:
             self.when_done([*filter(None, self._tails)], lambda failure: over.set())
             over.wait(self.timeout.total_seconds())
         self.close()
+
+    def detach(self) -> None:
+        """Notes that this rank is about to close by itself, for others that train on."""
+        if self._pulse is not None:
+            self._pulse.detaches = True
 
     def close(self) -> None:
         """Ends the threads and gives the channels back.
@@ -404,7 +445,7 @@ class Engine:
         if isinstance(error, RankFailed):  # found by a text, in what all ranks told
             alarm = Alarm(error.ranks, self._step, str(error), error.exit_code)
             how = "by what ranks told each other"
-        elif task.lane in (*COMPUTING, None):
+        elif task.lane in (*COMPUTING, None) or is_interrupt(error):
             text = f"rank {self.rank} of {self.world} raised {said(error)}"
             self._pulse.raise_alarm(Alarm((self.rank,), self._step, text, ExitCode.BROKEN))
             self._fail(error)
@@ -412,7 +453,7 @@ class Engine:
         else:
             alarm = blamed(self._pulse, task.name, self._step, self.world)
             how = f"{task.name}: {first_line(error)}"
-        self._told(alarm, how)  # unless another rank's was heard while this one was listening
+        self.break_off(alarm, how)  # unless another rank's was heard while this one was listening
 
     def unreachable(self, name: str, error: BaseException, step: int = IN_ATTACH) -> BaseException:
         """The error to raise where ``name``, outside of messages, cannot reach other ranks."""
@@ -421,37 +462,32 @@ class Engine:
             text = f"rank {self.rank} of {self.world} failed to {name} ({first_line(error)})"
             text += ", and all ranks answer elsewhere"
             alarm = Alarm((self.rank,), step, text, alarm.code)
-        return self._told(alarm, f"{name}: {first_line(error)}")
+        return self.break_off(alarm, f"{name}: {first_line(error)}")
 
     def refuse_silence(self, step: int) -> None:
         """Raises, and tells all, if ranks or the store are silent; takes seconds to find out."""
         if self._pulse is not None and (alarm := silence(self._pulse, step, self.world)):
-            raise self._told(alarm, "it waited for them")
-
-    def _told(self, alarm: Alarm, how: str) -> BaseException:
-        """The failure by an alarm that all others are told, or an earlier one."""
-        if self._failure is None:
-            if self._pulse is not None:
-                alarm = self._pulse.raise_alarm(alarm)
-            self._fail(failure_of(alarm, self.rank, how))
-        assert self._failure is not None
-        return self._failure
+            raise self.break_off(alarm, "it waited for them")
 
     def _alarmed(self, alarm: Alarm) -> None:
-        self._fail(failure_of(alarm, self.rank, "told by another rank"))
+        self._fail(failure_of(alarm, self.who, "told by another rank"))
 
     def _lose_store(self) -> None:
         # Others that ask later must not take this rank, which ends, for the cause.
-        self._told(blamed(self._pulse, "", self._step, self.world), "its store is lost")
+        self.break_off(blamed(self._pulse, "", self._step, self.world), "its store is lost")
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            if self._failure is not None:
-                return
-            self._failure = error
+            is_first = self._failure is None
+            if is_first or is_interrupt(error):
+                self._failure = error
             waiters = list(self._waiters)
+        if not is_first:
+            return
         self._manager.stop()
         with ExitStack() as stack:  # each is done even if one before it raises
+            if self.on_failure is not None:
+                stack.callback(self.on_failure, error)
             for waiter in waiters:
                 stack.callback(waiter, error)
             for channel in self.routes.all_channels():

@@ -41,7 +41,8 @@ def fused_messages(
     Embeddings' tables take it in every step where it names a collective, else in steps in which
     sending their rows would take longer.
     """
-    kinds, (_, rank, world) = _Kinds(model, settings, exchange), who
+    kinds = _Kinds(model, settings, exchange)
+    world = who.world
     num_hosts = world // settings.ranks_per_host
 
     @cache
@@ -62,7 +63,7 @@ def fused_messages(
             way = named if named is not None and named.carries_rows else None
             from .row_message import RowMessage  # an embedding with sparse=True
 
-            made.append(RowMessage(index, name, param, rank, world, collective=way))
+            made.append(RowMessage(index, name, param, who.rank, world, collective=way))
         else:
             carrier = kinds.exchange_of(name, param)
             if settings.ranks_per_host > 1:
@@ -77,7 +78,7 @@ def fused_messages(
             is_here = all(param.device.type == "cpu" for _, param in members)
             lanes = dict.fromkeys(dict(members), INLINE) if is_light and is_here else {}
             ranges = [ParamRange.whole(*member) for member in members]
-            own = index, ranges, carrier, rank, world
+            own = index, ranges, carrier, who.rank, world
             made.append(Message(*own, lanes=lanes, turn=turn, num_flags=flags))
     return made
 

@@ -197,6 +197,7 @@ class TaskManager:
             begin(over)
         except BaseException as error:
             over(error)
+            pass_on(error)
         beginning = 0
         return freed
 
@@ -251,11 +252,12 @@ class TaskManager:
             task.result = task.fn()
         except BaseException as error:
             self._fail(task, error)
+            pass_on(error)
             return False
         return True
 
     def _fail(self, task: Task, error: BaseException) -> None:
-        if self.stop():  # else another task has failed before
+        if self.stop() or is_interrupt(error):  # else another task has failed before
             self._on_error(task, error)
 
     def _complete(self, task: Task) -> list[Task]:
@@ -271,6 +273,18 @@ class TaskManager:
                     free.append(other)
             task.dependents = []
         return free
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an error is to end the process, whatever it does: ``KeyboardInterrupt``,
+    ``SystemExit``. Nothing takes another error's place before it."""
+    return not isinstance(error, Exception)
+
+
+def pass_on(error: BaseException) -> None:
+    """Raises an interrupt of the main thread, which is in the midst of the user's program."""
+    if is_interrupt(error) and threading.current_thread() is threading.main_thread():
+        raise error
 
 
 def is_foreign() -> bool:

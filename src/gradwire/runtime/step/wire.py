@@ -114,8 +114,8 @@ def open_direct(circle: Circle, device: torch.device, timeout: timedelta) -> Non
 
 
 def default_store() -> Any:
-    """The job's rendezvous store, for which torch has no public name."""
-    return dist.distributed_c10d._get_default_store()
+    """The job's rendezvous store: the one that was given, or torch's, which has no public name."""
+    return _given[0] if _given else dist.distributed_c10d._get_default_store()
 
 
 REJOINED = "rejoin"
@@ -123,8 +123,8 @@ REJOINED = "rejoin"
 _given: list[Any] = []
 
 
-def come_by(store: Any) -> None:
-    """Has this process, which comes in later, meet the other ranks in ``store``."""
+def meet_in(store: Any) -> None:
+    """Has this process meet the other ranks in ``store``, in place of torch's own."""
     _given[:] = [store]
 
 
@@ -136,7 +136,7 @@ def has_store() -> bool:
 def root_store() -> Any:
     """The job's store without torch's prefixes of keys, which a process that comes in later cannot
     know."""
-    store = _given[0] if _given else default_store()
+    store = default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
@@ -478,7 +478,11 @@ def begin(verb: Communication, channel: Channel, over: Over, seals: Seals | None
         works += [start(one, channel) for _, one in seals.written([verb])]
     left = [*works]
     for work in works:
-        work.get_future().add_done_callback(arrived)
+        future = work.get_future()
+        if future.done():  # torch would drop an interrupt that comes while it calls back
+            arrived(future)
+        else:
+            future.add_done_callback(arrived)
 
 
 def carry_out(
