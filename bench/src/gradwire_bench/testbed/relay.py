@@ -259,13 +259,16 @@ def _port_in(value: bytes) -> int | None:
 
 
 @contextmanager
-def relayed_group() -> Iterator[None]:
-    """Joins the group that torchrun's variables describe, through the relay."""
+def relayed_group(timeout: timedelta | None = None) -> Iterator[None]:
+    """Joins the group that torchrun's variables describe, through the relay.
+
+    ``timeout`` limits each wait of the group; torch's own, half an hour, if left out.
+    """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     client, port = Client(rank), int(os.environ["MASTER_PORT"])
     shared = TCPStore(os.environ["MASTER_ADDR"], port, world, rank == 0)
     store = RelayedStore(shared, client, {})
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=world)
     try:
         dist.barrier()
         if not client.counters().tx_bytes:
