@@ -39,7 +39,7 @@ def test_markdown_has_every_section(gradwire: Run) -> None:
 
 
 def test_no_cell_says_nothing(gradwire: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what is absent a row says that it is, and a column of figures that none has is left out."""
+    """A row says what is absent, and a column without any figure is left out."""
     monkeypatch.setattr(diagnosis, "installed_version", lambda name: None)
     monkeypatch.setattr("gradwire.kernels.compiler.find_compiler", lambda: None)
     monkeypatch.setattr(

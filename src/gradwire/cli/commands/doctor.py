@@ -47,8 +47,10 @@ def versions() -> list[Row]:
     rows: list[Row] = [
         {"name": heading(key), "value": cell(key, value)} for key, value in machine().items()
     ]
-    for name in ("numpy", "triton"):
-        rows.append({"name": name, "value": installed_version(name) or "not installed"})
+    rows += [
+        {"name": name, "value": installed_version(name) or "not installed"}
+        for name in ("numpy", "triton")
+    ]
     return rows
 
 
