@@ -95,7 +95,7 @@ def sharded_state(
         remedy = "save a file a rank, by state_dict()"
         raise invalid("shards", saved["shard"], "None, or parameters that are DTensors", remedy)
     if saved_by is not None and (type(saved_by) is not int or saved_by < 1):
-        remedy = "say how many replicas have saved what is to be loaded"
+        remedy = "give the number of replicas that saved (of gw.fsdp.reduce_scatter: of ranks)"
         raise invalid("saved_by", saved_by, "a whole number, at least 1", remedy)
     by_element, whole = parted(saved["params"])
     rest = {
