@@ -46,27 +46,26 @@ def number(text: str) -> float:
 
 
 def choosing(path: Path) -> None:
-    """Loss over bytes, by compressor."""
-    section = "What does a compressor cost in loss?"
-    figure = new_figure(4.4)
-    axes = figure.subplots()
-    shown = {"cast16": 4, "int8": 4, "uniform": -14, "qsgd": 8, "powersgd": 4, "terngrad": -12}
-    shown |= {"threelc": 6, "topk": -14, "dgc": 4, "deft": 4, "hardthreshold": 4, "tbq": 4}
-    for row in measured(section, "compressor", "held-out loss"):
-        name = row["compressor"].partition("(")[0]
-        if name in {*shown, "onebit"}:
-            # Two columns have the head "of dense": the later one is the share of the bytes.
-            x, y = number(row["of dense"]), number(row["held-out loss"]) / 1.475
-            axes.plot([x], [y], "o", color=SERIES[0])
-            offset = (5, shown.get(name, 4))
-            axes.annotate(name, (x, y), offset, textcoords="offset points", fontsize=9, color=INK)
-    axes.plot([100], [1], "o", color=SERIES[1])
-    axes.annotate("dense", (100, 1), (-12, 8), textcoords="offset points", fontsize=9, color=INK)
-    axes.set_xscale("log")
-    axes.set_xticks([2, 5, 10, 20, 50, 100], ["2", "5", "10", "20", "50", "100"])
-    axes.minorticks_off()
-    label(axes, "bytes sent, in % of dense", "held-out loss over dense", "a GPT after 400 steps")
-    save(figure, path, "Fewer bytes cost loss")
+    """Seconds to DDP's loss at 100 Mbit/s, by method, for two models."""
+    names = {
+        "DDP": "DDP",
+        "DDP, fp16 hook": "16 bits (fp16 hook)",
+        "gradwire, uniform (4 bits)": "uniform (4 bits)",
+        "gradwire, Muon, local steps every 5, 4 bits (`muloco-4bit@5`)": "muloco, every 5",
+    }
+    tuned = measured("With tuned learning rates and two seeds", "method")
+    convnet = measured("For a convolutional network", "method")
+    columns = {"GPT": (tuned, "GPT, 100 Mbit/s"), "convnet": (convnet, "100 Mbit/s")}
+    rows: list[dict[str, object]] = [{"name": shown} for shown in names.values()]
+    for key, (table, column) in columns.items():
+        cells = {row["method"]: row[column] for row in table}
+        for row, method in zip(rows, names, strict=True):
+            row[key] = None if cells[method] == "-" else number(cells[method])
+    notes = {
+        "GPT": "GPT: seconds until DDP's loss",
+        "convnet": "convolutional network (-: not in 100 steps)",
+    }
+    bars.draw(rows, path, keys=[*columns], title="4 hosts at 100 Mbit/s", notes=notes)
 
 
 def fastest(path: Path) -> None:
@@ -132,6 +131,37 @@ def plan(path: Path) -> None:
         y_label="% of the step",
         doubling=True,
     )
+
+
+def frameworks(path: Path) -> None:
+    """Which call makes the DDP model, by framework, and from which call on there is a handle."""
+    calls = {
+        "plain DDP": ("DDP(model)", "gw.attach(model, ...)", "handle"),
+        "Accelerate": ("prepare(...)", "accelerator.prepare(...)", "attachment.handle"),
+        "Transformers": ("hook_trainer(...)", "trainer.train()", "attachment.handle"),
+        "Lightning": ("GradwireStrategy(...)", "trainer.fit(model)", "attachment.handle"),
+        "Fabric": ("GradwireFabric(...)", "fabric.setup(...)", "attachment.handle"),
+    }
+    figure = new_figure(3.4)
+    axes = figure.subplots()
+    makes, there = "makes the DDP model", "the handle exists"
+    colours = {makes: SERIES[1], there: SERIES[2]}
+    for row, texts in enumerate(calls.values()):
+        made_by = 0 if row == 0 else 1
+        for place, text in enumerate(texts):
+            colour = {made_by: colours[makes], 2: colours[there]}.get(place, FAINT)
+            ink = INK if colour == FAINT else "white"
+            axes.barh(row, 0.97, left=place, color=colour, height=0.7)
+            axes.text(place + 0.04, row, text, fontsize=7, va="center", color=ink)
+    axes.set_yticks(range(len(calls)), [*calls])
+    axes.set_xticks([0.48, 1.48, 2.48], ["first call", "second call", "from then on"])
+    axes.invert_yaxis()
+    label(axes, "")
+    axes.grid(visible=False)
+    from matplotlib.patches import Patch
+
+    legend(figure, [Patch(facecolor=colour, label=name) for name, colour in colours.items()])
+    save(figure, path, "Who makes the DDP model, and when")
 
 
 def step(path: Path) -> None:
@@ -370,6 +400,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "timeline": readme,
     "choosing": choosing,
     "fastest": fastest,
+    "frameworks": frameworks,
     "hosts": hosts,
     "plan": plan,
     "step": step,

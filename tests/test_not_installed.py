@@ -136,7 +136,7 @@ def test_the_demos_figures_are_not_lost_without_its_report(
     outcome = demo.DemoResult(
         [{"name": "ddp"}], {"ddp": Trace.of([span])}, {"ddp": [1.0]}, {"ddp": [0.5]}, []
     )
-    assert write(outcome, tmp_path / "report") is None
+    assert write(outcome, tmp_path / "report", title="") is None
     assert [path.name for path in (tmp_path / "report").iterdir()] == ["ddp.trace.json"]
     said = capsys.readouterr()
     assert said.out == ""

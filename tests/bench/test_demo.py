@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,16 @@ from typer.testing import CliRunner
 
 from gradwire.contract.trace.span import Span, Trace
 from gradwire.errors import InvalidSetting
-from gradwire_bench.demo.demo import Demo, DemoResult, write_report
+from gradwire_bench.demo import demo
+from gradwire_bench.demo.demo import Demo, DemoResult, answer, write_report
 from gradwire_bench.training.tasks import make_task
 
 
 @pytest.mark.smoke
 def test_any_compressor_is_taken_by_name() -> None:
     assert Demo().methods[-2:] == ("gradwire-onebit", "gradwire-topk")
-    demo = Demo(compressors=("qsgd", "none"))
-    assert demo.methods == ("ddp", "ddp-fp16", "gradwire-qsgd", "gradwire-dense")
+    other = Demo(compressors=("qsgd", "none"))
+    assert other.methods == ("ddp", "ddp-fp16", "gradwire-qsgd", "gradwire-dense")
 
 
 def test_everybody_trains_the_same_whatever_data_there_are() -> None:
@@ -35,11 +37,76 @@ def test_the_report_shows_loss_over_steps_and_over_seconds(tmp_path: Path) -> No
         {"name": "ddp", "step_s": 1.0, "speedup_vs_ddp": 1.0, "wire_bytes_per_step": 8.0}
     ]
     outcome = DemoResult(rows, {"ddp": trace}, {"ddp": [3.0, 2.0]}, {"ddp": [0.5, 0.25]}, [])
-    page = write_report(outcome, tmp_path, command="gradwire demo", machine={})
+    page = write_report(outcome, tmp_path, title="gradwire try", command="", machine={})
     assert {"loss.png", "first.png"} < {p.name for p in tmp_path.iterdir()}
     text = page.read_text(encoding="utf-8")
+    assert "<h1>gradwire try</h1>" in text
     assert "Training loss over seconds and steps" in text
-    assert "first to reach DDP&#39;s last training loss (2.00): after 0.8 s" in text
+    assert "Here ddp is the first there, after 0.8 s; DDP takes 0.8 s." in text
+
+
+NUM_STEPS = 24
+
+
+def raced(losses: dict[str, list[float]], step_s: dict[str, float]) -> str:
+    """The answer about trainings of these losses, whose steps take so long."""
+    seconds = {name: [step_s[name]] * NUM_STEPS for name in losses}
+    return answer(DemoResult([{"name": "ddp"}], {}, losses, seconds, []))
+
+
+def falling(above: float) -> list[float]:
+    """Losses as they fall with DDP, but this far above; some batches are harder than others."""
+    luck = itertools.cycle([0.0, 0.05, -0.04])
+    return [2.0 + 8.0 / step + next(luck) + above for step in range(1, NUM_STEPS + 1)]
+
+
+@pytest.mark.smoke
+def test_a_method_as_good_as_ddp_and_faster_is_first_though_its_last_loss_is_above() -> None:
+    losses = {"ddp": falling(0.0), "fast": falling(0.001), "coarse": falling(0.5)}
+    text = raced(losses, {"ddp": 1.0, "fast": 0.2, "coarse": 0.1})
+    assert "Here fast is the first there, after 4.0 s; DDP takes 19.0 s." in text
+    assert "In 24 steps these do not get there: coarse." in text
+
+
+@pytest.mark.smoke
+def test_ddp_is_first_where_it_is_fastest_and_no_method_that_learns_less_is() -> None:
+    losses = {"ddp": falling(0.0), "slow": falling(0.0), "coarse": falling(0.5)}
+    text = raced(losses, {"ddp": 1.0, "slow": 1.1, "coarse": 0.1})
+    assert "Here ddp is the first there" in text
+
+
+@pytest.mark.smoke
+def test_ranks_wait_20_s_for_each_other_and_longer_on_slow_links_or_few_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demo, "_num_cores", lambda: 2)
+    waits_s = [Demo(hosts=2, rate_bytes_per_s=rate).timeout_s for rate in (1.25e9, 12.5e6, 12.5e5)]
+    assert waits_s == [20, 20, 200]
+    assert Demo(hosts=8).timeout_s == 80
+
+
+@pytest.mark.smoke
+def test_try_says_where_its_page_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("gradwire_bench.cli.try")
+    rows: list[dict[str, object]] = [
+        {
+            "name": "ddp",
+            "num_hosts": 2,
+            "step_s": 1.0,
+            "speedup_vs_ddp": 1.0,
+            "wire_bytes_per_step": 8.0,
+            "density_actual": None,
+            "loss": 1.5,
+        }
+    ]
+    outcome = DemoResult(rows, {}, {}, {}, [])
+    page = tmp_path / "out" / "report.html"
+    monkeypatch.setattr(module, "run", lambda settings, report: outcome)
+    monkeypatch.setattr(module, "write", lambda outcome, folder, title: page)
+    done = CliRunner().invoke(module.app, ["--no-browser"])
+    assert done.exit_code == 0, done.output
+    assert str(page) in done.output
+    assert "density" not in done.output  # no row has one
 
 
 @pytest.mark.slow

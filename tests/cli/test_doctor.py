@@ -38,6 +38,20 @@ def test_markdown_has_every_section(gradwire: Run) -> None:
     assert f"| torch | {torch.__version__} |" in ended.out
 
 
+def test_no_cell_says_nothing(gradwire: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row says what is absent, and a column without any figure is left out."""
+    monkeypatch.setattr(diagnosis, "installed_version", lambda name: None)
+    monkeypatch.setattr("gradwire.kernels.compiler.find_compiler", lambda: None)
+    monkeypatch.setattr(
+        diagnosis, "interfaces", lambda: [{"name": "eth0", "mtu": None, "addresses": ["10.0.0.5"]}]
+    )
+    out = gradwire("doctor").out
+    assert "| - " not in out
+    assert "| triton | not installed |" in out
+    assert "| none found |" in out
+    assert "mtu" not in out
+
+
 def test_json_has_the_same_sections(gradwire: Run) -> None:
     result = json.loads(gradwire("doctor", "--json").out)
     assert result["command"] == "doctor"

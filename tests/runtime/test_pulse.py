@@ -231,3 +231,30 @@ def test_a_rank_that_was_cut_off_until_all_others_had_ended_names_itself(
     alarm = silence(one, 7, 3)
     assert alarm is not None
     assert alarm.ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("address", "interface", "name", "is_hinted"),
+    [
+        ("127.0.1.1", None, "connect", True),
+        ("127.0.1.1", "eth0", "connect", False),
+        ("10.0.0.5", None, "connect", False),
+        ("127.0.1.1", None, "broadcast", False),
+    ],
+)
+def test_a_host_name_that_is_the_loopback_is_named_where_ranks_cannot_connect(
+    address: str,
+    interface: str | None,
+    name: str,
+    is_hinted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("socket.gethostbyname", lambda host: address)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if interface is not None:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    engine = Engine(ALONE, num_channels=0, timeout=timedelta(seconds=1), on_span=lambda span: None)
+    text = str(engine.unreachable(name, RuntimeError("failed to connect, remote=[127.0.1.1]")))
+    engine.close()
+    assert ("GLOO_SOCKET_IFNAME" in text) is is_hinted
+    assert ("restart the job" in text) is not is_hinted

@@ -362,7 +362,9 @@ class Handle:
         rows, times new over old number of replicas.
 
         Args:
-            saved_by: The number of replicas that saved the checkpoint, if it differs from now.
+            saved_by: The number of replicas that saved the checkpoint, if it differs from now. Left
+                out, ``dcp.load`` raises a ``ValueError`` about sizes, of which the first is this
+                number.
 
         Returns:
             DTensors of the shape (replicas, *shape of the parameter*).

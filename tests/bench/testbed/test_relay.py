@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from statistics import median
+from typing import Literal
 
 import pytest
 
 from gradwire_bench.testbed.hosts import Testbed, relayed_hosts
 from gradwire_bench.testbed.ranks import run_ranks
-from gradwire_bench.testbed.relay import Links
+from gradwire_bench.testbed.relay import Links, ports_beyond
+from tests.each import each
 
 
 def test_links_pass_bytes_at_their_rate_behind_a_burst() -> None:
@@ -21,6 +24,47 @@ def test_links_pass_bytes_at_their_rate_behind_a_burst() -> None:
     assert links.due_s(0, 1, 500, 99.0) == 99.0
     assert links.sent == {0: 3000, 1: 1500, 2: 1000}
     assert links.received == {0: 1500, 1: 3000, 3: 1000}
+
+
+ByteOrder = Literal["big", "little"]
+ORDERS: tuple[ByteOrder, ...] = ("big", "little")
+
+
+def is_above(port: int, own_port: int, order: ByteOrder) -> bool:
+    """Whether a machine of this order, which reads the bytes of ports, finds ``port`` above.
+
+    gloo compares so, and the rank whose port is below the other one's listens.
+    """
+    read = int.from_bytes(port.to_bytes(2, "big"), order)
+    return read > int.from_bytes(own_port.to_bytes(2, "big"), order)
+
+
+@pytest.mark.smoke
+@each("order", ORDERS)
+@each("above", [True, False])
+def test_of_any_two_ranks_behind_the_relay_one_listens(order: ByteOrder, above: bool) -> None:
+    # A rank reads one of these ports for every other rank with a port above, or below, its own. So
+    # this holds for all pairs: one of a pair has the other one above itself.
+    wrong = [
+        (own_port, port)
+        for own_port in range(1024, 1 << 16)
+        for port in islice(ports_beyond(own_port, above=above), 1)
+        if is_above(port, own_port, order) is not above
+    ]
+    assert not wrong, f"{len(wrong)} ports, such as {wrong[0]}"
+
+
+@each("own_port", [0x0400, 0x80FF, 0x8100, 0x9142, 0xEA60, 0xFFFF])
+def test_there_are_ports_on_both_sides_and_none_twice(own_port: int) -> None:
+    above = list(ports_beyond(own_port, above=True))
+    below = list(ports_beyond(own_port, above=False))
+    assert len({own_port, *above, *below}) == 1 + len(above) + len(below)
+    assert all(1024 <= port < 1 << 16 for port in [*above, *below])
+    wrong = [port for port in above if not all(is_above(port, own_port, o) for o in ORDERS)]
+    wrong += [port for port in below if any(is_above(port, own_port, o) for o in ORDERS)]
+    assert not wrong
+    if 1 << 15 <= own_port < 61_000:  # where Linux takes free ports from
+        assert min(len(above), len(below)) >= 17
 
 
 @pytest.mark.multi

@@ -7,10 +7,10 @@ import math
 
 from rich.console import Console
 
-from gradwire.cli.report.table import cell, cells, markdown, plain, rich_table
+from gradwire.cli.report.table import Row, cell, cells, markdown, plain, print_table
 from tests.each import each
 
-ROWS = [
+ROWS: list[Row] = [
     {"name": "ddp", "step_s": 1.25, "speedup_vs_ddp": 1.0, "tags": ["a", "b"]},
     {"name": "onebit", "step_s": 0.0123, "speedup_vs_ddp": 101.6, "loss": None},
 ]
@@ -60,10 +60,41 @@ def test_markdown_escapes_bars_and_aligns_numbers() -> None:
     assert lines[2] == "| a\\|b | 1.00 s |"
 
 
-def test_a_terminal_gets_every_cell_and_reads_no_markup() -> None:
-    rows = [*ROWS, {"name": "[red]x[/red]"}]
-    console = Console(file=io.StringIO(), width=200)
-    console.print(rich_table(rows, title="[all]"))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+def printed(rows: list[Row], width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_table(rows, console, title="[all]")
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+WIDE: list[Row] = [
+    {
+        "name": f"gradwire-method-{place}",
+        "step_s": 0.0123 + place,
+        "step_p20_s": 0.0111 + place,
+        "step_p80_s": 0.0144 + place,
+        "speedup_vs_ddp": 101.6,
+        "wire_bytes_per_step": 677e3,
+        "loss": 1.906,
+    }
+    for place in range(3)
+]
+
+
+MARKUP: list[Row] = [*ROWS, {"name": "[red]x[/red]"}]
+
+
+@each("rows, width", [(MARKUP, 200), (MARKUP, 80), (WIDE, 200), (WIDE, 80), (WIDE, 20)])
+def test_a_terminal_gets_every_cell_and_reads_no_markup(rows: list[Row], width: int) -> None:
+    text = printed(rows, width)
     for row in cells(rows):
         assert all(cell in text for cell in row)
+    assert "…" not in text
+
+
+def test_headings_take_more_lines_before_a_table_is_wider_than_the_terminal() -> None:
+    for width, num_lines in ((200, 1), (80, 3)):
+        lines = printed(WIDE, width).splitlines()
+        assert max(map(len, lines)) <= width
+        rule = next(place for place, line in enumerate(lines) if "──" in line)
+        assert sum(bool(line.strip()) for line in lines[1:rule]) == num_lines

@@ -13,7 +13,7 @@ from gradwire.cli.report.output import Fractions, emit, machine, progress
 from gradwire.contract.units import parse_rate
 from gradwire.errors import NotInstalled
 
-from ..demo.demo import CONSTANT, Demo, DemoResult, run, write_report
+from ..demo.demo import Demo, DemoResult, run, write_report
 from ..demo.demo_rank import COMPRESSORS
 
 app = typer.Typer()
@@ -47,14 +47,12 @@ def demo(
         task=task,
         compressors=tuple(compressor or COMPRESSORS),
     )
-    typer.echo(
-        f"{hosts} ranks start; the first step comes in about {settings.start_s:.0f} s", err=True
-    )
+    announce(settings)
     with progress("demo", total=1) as advance:
         outcome = run(settings, Fractions(advance))
     title = f"{hosts} hosts at {rate}"
-    emit("demo", outcome.rows, as_json=as_json, title=title, hidden=CONSTANT)
-    page = write(outcome, out)
+    emit("demo", outcome.rows, as_json=as_json, title=title, hidden=outcome.hidden)
+    page = write(outcome, out, title="gradwire demo")
     if not as_json:
         for note in outcome.notes:
             typer.echo(note)
@@ -62,11 +60,17 @@ def demo(
             typer.echo(f"report: {page}")
 
 
-def write(outcome: DemoResult, folder: Path) -> Path | None:
+def announce(settings: Demo) -> None:
+    """Says on stderr how long it takes until something is to be seen."""
+    starts = f"{settings.hosts} ranks start; the first step comes in about"
+    typer.echo(f"{starts} {settings.start_s:.0f} s", err=True)
+
+
+def write(outcome: DemoResult, folder: Path, *, title: str) -> Path | None:
     """Writes the report; figures that took minutes are not lost for lack of a package for it."""
     command = shlex.join(["gradwire", *sys.argv[1:]])
     try:
-        return write_report(outcome, folder, command=command, machine=machine())
+        return write_report(outcome, folder, title=title, command=command, machine=machine())
     except NotInstalled as error:
         typer.echo(f"there is no report, only traces in {folder}: {error}", err=True)
         return None

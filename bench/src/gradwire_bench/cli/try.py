@@ -11,8 +11,8 @@ import typer
 from gradwire.cli.report.output import Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 
-from ..demo.demo import CONSTANT, Demo, run
-from .demo import write
+from ..demo.demo import Demo, run
+from .demo import announce, write
 
 app = typer.Typer()
 
@@ -36,9 +36,14 @@ def try_here(
         compressors=("cast16", "uniform", "onebit"),
         relayed=True,
     )
+    announce(settings)
     with progress("try", total=1) as advance:
         outcome = run(settings, Fractions(advance))
-    emit("try", outcome.rows, as_json=False, title=f"2 ranks at {rate}", hidden=CONSTANT)
-    page = write(outcome, out)
-    if page is not None and browser:
+    title = f"2 ranks at {rate}"
+    emit("try", outcome.rows, as_json=False, title=title, hidden=outcome.hidden)
+    page = write(outcome, out, title="gradwire try")
+    if page is None:
+        return
+    typer.echo(f"loss over seconds: {page.resolve()}")
+    if browser:
         webbrowser.open(page.resolve().as_uri())

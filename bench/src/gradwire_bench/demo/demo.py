@@ -22,7 +22,7 @@ from ..testbed.ranks import Report, run_ranks
 from ..training.tasks import make_task
 from .demo_rank import COMPRESSORS, methods
 
-CONSTANT = frozenset({"num_hosts", "link_bytes_per_s"})
+_CONSTANT = frozenset({"num_hosts", "link_bytes_per_s"})
 """Keys that have one value in all rows of a run."""
 _RANKS_PER_CORE = 16
 _START_S = 10.0
@@ -60,6 +60,14 @@ class Demo:
         return _START_S * max(1.0, self.hosts / _num_cores())
 
     @property
+    def timeout_s(self) -> float:
+        """How long ranks wait for each other: as a link of 100 Mbit/s takes for 250 MB, or longer.
+
+        A rank that comes first must not give up before the others have started.
+        """
+        return 2 * self.start_s * max(1.0, 12.5e6 / self.rate_bytes_per_s)
+
+    @property
     def methods(self) -> tuple[str, ...]:
         """The methods that are compared, as the table's rows name them."""
         return ("ddp", "ddp-fp16", *methods(self.compressors))
@@ -79,6 +87,12 @@ class DemoResult:
     step_s: dict[str, list[float]]
     notes: list[str]
 
+    @property
+    def hidden(self) -> frozenset[str]:
+        """The keys of rows that a table need not show: one value in all rows, or none in any."""
+        valued = {key for row in self.rows for key, value in row.items() if value is not None}
+        return _CONSTANT | {key for row in self.rows for key in row if key not in valued}
+
 
 def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
     """Opens the testbed, trains by all methods, and puts the figures together."""
@@ -88,6 +102,7 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
         "steps": demo.steps,
         "rounds": demo.rounds,
         "compressors": demo.compressors,
+        "timeout_s": demo.timeout_s,
     }
     testbed = Testbed(hosts=demo.hosts, rate_bytes_per_s=demo.rate_bytes_per_s)
     opened = relayed_hosts if demo.relayed or not available() else shaped_hosts
@@ -136,7 +151,7 @@ def _row(demo: Demo, method: str, results: list[dict[str, Any]]) -> dict[str, ob
 
 
 def write_report(
-    outcome: DemoResult, folder: Path, *, command: str, machine: dict[str, object]
+    outcome: DemoResult, folder: Path, *, title: str, command: str, machine: dict[str, object]
 ) -> Path:
     """Writes one Chrome trace a method, pictures, and the HTML page that holds them all.
 
@@ -146,9 +161,8 @@ def write_report(
     for method, trace in outcome.traces.items():
         save_chrome(trace, folder / f"{method}.trace.json")
     first = {name: _of_rank(trace, 0) for name, trace in outcome.traces.items()}
-    said, losses = _losses(outcome, folder)
     pictures = {
-        **losses,
+        **_losses(outcome, folder),
         "Step time": bars.draw(
             outcome.rows,
             folder / "steps.png",
@@ -161,41 +175,62 @@ def write_report(
     }
     return html.write(
         folder / "report.html",
-        title="gradwire demo",
+        title=title,
         command=command,
         machine=machine,
-        rows=table.without(outcome.rows, CONSTANT),
+        rows=table.without(outcome.rows, outcome.hidden),
         pictures=pictures,
         notes=outcome.notes,
-        answer=said,
+        answer=answer(outcome),
     )
 
 
-def _losses(outcome: DemoResult, folder: Path) -> tuple[str, dict[str, Path]]:
-    """Who trains fastest: a sentence, and the pictures of losses over seconds and steps."""
-    single = {
-        method: list(zip(accumulate(outcome.step_s[method]), losses, strict=True))
-        for method, losses in outcome.losses.items()
-    }
-    over = max(1, len(single["ddp"]) // 8)
-    series = {
-        method: [(x, y) for (x, _), y in zip(points, smoothed, strict=True)]
-        for method, points in single.items()
-        for smoothed in [race.smoothed(outcome.losses[method], over)]
-    }
-    seconds, goal = series["ddp"][-1]
-    first, first_s = race.first_to(series, goal)
-    link = outcome.rows[0].get("link_bytes_per_s")
-    where = f"At {format_rate(link)} " if isinstance(link, float) else "Here "
-    said = f"{where}{first} is the first to reach DDP's last training loss ({goal:.2f}): after "
-    said += f"{first_s:.1f} s; DDP takes {seconds:.1f} s."
-    return said, {
+def _losses(outcome: DemoResult, folder: Path) -> dict[str, Path]:
+    """The pictures of losses over seconds and steps."""
+    single = _over_seconds(outcome, 1)
+    over = _num_smoothed(outcome)
+    series = _over_seconds(outcome, over)
+    first, _ = race.first_to(series, race.goal_of(series["ddp"]))
+    return {
         "Who reaches each training loss first": race.draw_firsts(
-            series, folder / "first.png", title=f"{where}{first} wins", beside="ddp"
+            series, folder / "first.png", title=f"{_where(outcome)}{first} wins", beside="ddp"
         ),
         f"Training loss over seconds and steps: mean of {over} steps": race.draw(
             series, single, folder / "loss.png", title="Training loss", beside="ddp"
         ),
+    }
+
+
+def answer(outcome: DemoResult) -> str:
+    """Sentences that say who trains fastest: who is first at a loss that DDP has before its end."""
+    series = _over_seconds(outcome, _num_smoothed(outcome))
+    goal = race.goal_of(series["ddp"])
+    first, first_s = race.first_to(series, goal)
+    _, ddp_s = race.first_to({"ddp": series["ddp"]}, goal)
+    said = f"The goal is a training loss of {goal:.2f}: DDP stays at or below it in its last "
+    said += f"quarter. {_where(outcome)}{first} is the first there, after {first_s:.1f} s; DDP "
+    said += f"takes {ddp_s:.1f} s."
+    if late := [name for name, points in series.items() if min(y for _, y in points) > goal]:
+        said += f" In {len(series['ddp'])} steps these do not get there: {', '.join(late)}."
+    return said
+
+
+def _where(outcome: DemoResult) -> str:
+    link = outcome.rows[0].get("link_bytes_per_s")
+    return f"At {format_rate(link)} " if isinstance(link, float) else "Here "
+
+
+def _num_smoothed(outcome: DemoResult) -> int:
+    """The steps of which a line shows the mean loss."""
+    return max(1, len(outcome.losses["ddp"]) // 8)
+
+
+def _over_seconds(outcome: DemoResult, num_smoothed: int) -> race.Series:
+    """Each method's losses, as means of the last steps, over its seconds."""
+    return {
+        method: list(zip(accumulate(outcome.step_s[method]), means, strict=True))
+        for method, losses in outcome.losses.items()
+        for means in [race.smoothed(losses, num_smoothed)]
     }
 
 

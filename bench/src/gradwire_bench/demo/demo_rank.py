@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from statistics import quantiles
 from typing import Any
 
@@ -23,7 +24,7 @@ from gradwire.contract.travel import sent_bytes
 from gradwire.contract.verbs import AllReduce
 from gradwire.runtime.attach import attach
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.setup.settings import Options
+from gradwire.runtime.setup.settings import FailurePolicy, Options
 from gradwire.runtime.step.task_graph import wall_clock
 
 from ..testbed.ranks import Report
@@ -56,8 +57,9 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     torch.set_num_threads(1)
     task = make_task(settings["task"])
     compressed = methods(settings["compressors"])
-    runs = [_start(method, None, task) for method in ("ddp", "ddp-fp16")]
-    runs += [_start(method, name, task) for method, name in compressed.items()]
+    failure = FailurePolicy(timeout=timedelta(seconds=settings["timeout_s"]))
+    runs = [_start(method, None, task, failure) for method in ("ddp", "ddp-fp16")]
+    runs += [_start(method, name, task, failure) for method, name in compressed.items()]
     rounds, turn = settings["rounds"], settings["steps"] // settings["rounds"]
     for index in range(rounds):
         for place, run in enumerate(runs):
@@ -71,12 +73,15 @@ def methods(compressors: Sequence[str]) -> dict[str, str]:
     return {f"gradwire-{'dense' if name == 'none' else name}": name for name in compressors}
 
 
-def _start(method: str, compressor: str | None, task: TrainingTask) -> MethodRun:
+def _start(
+    method: str, compressor: str | None, task: TrainingTask, failure: FailurePolicy
+) -> MethodRun:
     torch.manual_seed(0)
     model = task.make_model()
     handle = None
     if compressor is not None:
-        handle = attach(model, load("compress", compressor)(), options=Options(trace_steps=2))
+        exchange = load("compress", compressor)()
+        handle = attach(model, exchange, options=Options(trace_steps=2), failure=failure)
     else:
         model = DistributedDataParallel(model)
         if method == "ddp-fp16":

@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ def run_ranks(
 ) -> list[dict[str, Any]]:
     """Runs the module ``program``, such as ``gradwire_bench.demo.demo_rank``, on all hosts.
 
-    Returns every rank's result; raises ``RankFailed`` with the last lines of a rank that fails.
+    ``settings["timeout_s"]``, if given, limits each wait of torch's default group. ``timeout_s``
+    limits the whole run. Returns every rank's result; raises ``RankFailed`` with the last lines of
+    a rank that fails.
     """
     with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
         place = Path(folder)
@@ -88,7 +91,9 @@ def main() -> None:
             draft.write_text(f"{fraction} {what}", encoding="utf-8")
             draft.replace(folder / "progress")
 
-    with relayed_group() if RELAY in os.environ else launched_group():
+    timeout = timedelta(seconds=settings["timeout_s"]) if "timeout_s" in settings else None
+    join = relayed_group if RELAY in os.environ else launched_group
+    with join(timeout=timeout):
         result = importlib.import_module(program).measure(settings, report)
         _result(folder, dist.get_rank()).write_text(json.dumps(result), encoding="utf-8")
 

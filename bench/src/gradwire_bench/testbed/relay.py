@@ -5,7 +5,8 @@ store in place of another rank's, so all of gloo's bytes pass through the relay.
 one link: a token bucket for the bytes that it sends, and one for the bytes that it receives.
 
 Two ranks that gloo connects decide by their addresses which one listens. So the relay takes a port
-above the reader's own where the other rank's port is above, and one below otherwise.
+above the reader's own where the other rank's port is above, and one below otherwise
+(`ports_beyond`).
 
 Rates are of TCP's payload, without headers. The relay counts the bytes of each rank.
 """
@@ -67,6 +68,23 @@ class Links:
         return down_s + span_s
 
 
+def ports_beyond(own_port: int, *, above: bool) -> Iterator[int]:
+    """Ports above ``own_port``, or below it, in whatever order a machine reads their two bytes.
+
+    gloo compares the bytes of ports as they are sent, high byte first, and most machines read the
+    low byte first. Of 0x90ff and 0x9100 such a machine finds 0x90ff the higher one. So no byte of
+    a port above is lower than that of ``own_port``.
+
+    >>> hex(next(ports_beyond(0x90FF, above=True))), hex(next(ports_beyond(0x9100, above=False)))
+    ('0x91ff', '0x9000')
+    """
+    own_high, own_low = divmod(own_port, 256)
+    for high in range(own_high, 256) if above else range(own_high, 3, -1):
+        for low in range(own_low, 256) if above else range(own_low, -1, -1):
+            if (port := 256 * high + low) != own_port:
+                yield port
+
+
 class Relay:
     """Answers ranks' questions, and carries bytes between the ranks that ask for a way."""
 
@@ -99,8 +117,7 @@ class Relay:
                 self._carry(there, writer, target, source),
             )
 
-        up = port > own_port
-        for free in range(own_port + 1, 1 << 16) if up else range(own_port - 1, 1023, -1):
+        for free in ports_beyond(own_port, above=port > own_port):
             with suppress(OSError):
                 await asyncio.start_server(serve, _HOME, free, limit=_WAITING)
                 return free
@@ -242,13 +259,16 @@ def _port_in(value: bytes) -> int | None:
 
 
 @contextmanager
-def relayed_group() -> Iterator[None]:
-    """Joins the group that torchrun's variables describe, through the relay."""
+def relayed_group(timeout: timedelta | None = None) -> Iterator[None]:
+    """Joins the group that torchrun's variables describe, through the relay.
+
+    ``timeout`` limits each wait of the group; torch's own, half an hour, if left out.
+    """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     client, port = Client(rank), int(os.environ["MASTER_PORT"])
     shared = TCPStore(os.environ["MASTER_ADDR"], port, world, rank == 0)
     store = RelayedStore(shared, client, {})
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=world)
     try:
         dist.barrier()
         if not client.counters().tx_bytes:

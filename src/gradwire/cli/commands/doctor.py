@@ -47,7 +47,10 @@ def versions() -> list[Row]:
     rows: list[Row] = [
         {"name": heading(key), "value": cell(key, value)} for key, value in machine().items()
     ]
-    rows += [{"name": name, "value": installed_version(name)} for name in ("numpy", "triton")]
+    rows += [
+        {"name": name, "value": installed_version(name) or "not installed"}
+        for name in ("numpy", "triton")
+    ]
     return rows
 
 
@@ -121,9 +124,9 @@ def kernels() -> list[Row]:
     every = [(name, load("compress", name)) for name in names("compress")]
     on_host = [name for name, kind in every if getattr(kind.traits, "host_only", False)]
     on_gpu = "Triton" if find_spec("triton") else "torch operations"
-    own = {"backend": backend(), "served by": ", ".join(origins()), "compiler": find_compiler()}
+    own = {"backend": backend(), "served by": ", ".join(origins())}
     return [
-        {"name": "CPU kernels", **own},
+        {"name": "CPU kernels", **own, "compiler": find_compiler() or "none found"},
         {"name": "GPU kernels", "backend": on_gpu, "encoded on the host": ", ".join(on_host)},
     ]
 
@@ -287,7 +290,8 @@ def doctor(
         return
     print("# gradwire doctor")
     for title, rows in sections.items():
-        print(f"\n## {title}\n\n{markdown(rows) if rows else 'none'}")
+        known = [{key: value for key, value in row.items() if value is not None} for row in rows]
+        print(f"\n## {title}\n\n{markdown(known) if known else 'none'}")
 
 
 def _sections(report: LinkReport | None) -> dict[str, list[Row]]:

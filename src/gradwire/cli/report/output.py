@@ -48,7 +48,7 @@ def emit(
     rows = table.without(rows, hidden)
     console = Console()
     if console.is_terminal:
-        console.print(table.rich_table(rows, title=title))
+        table.print_table(rows, console, title=title)
     else:
         print(table.plain(rows, title=title))
     for note in notes:

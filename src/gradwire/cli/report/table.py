@@ -7,9 +7,11 @@ how a value is shown, so a verb that adds a figure has nothing to format.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Sequence
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -108,18 +110,44 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
     return [[cell(key, row[key]) if key in row else "" for key in keys] for row in rows]
 
 
-def rich_table(rows: Sequence[Row], *, title: str) -> Table:
-    """The rows as a table for a terminal."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for key in columns(rows):
+def print_table(rows: Sequence[Row], console: Console, *, title: str) -> None:
+    """Prints the rows on a terminal, with headings over several lines where it is narrow.
+
+    Names and numbers are never cut: plain columns stand for a table that is wider still.
+    """
+    anywhere = console.options.update(width=sys.maxsize)
+    for is_narrow in (False, True):
+        table = _rich_table(rows, title, is_narrow=is_narrow)
+        if console.measure(table, options=anywhere).minimum <= console.width:
+            console.print(table)
+            return
+    print(plain(rows, title=title), file=console.file)
+
+
+def _rich_table(rows: Sequence[Row], title: str, *, is_narrow: bool) -> Table:
+    """The rows as a table; ``is_narrow`` gives each word of a heading a line."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    lines = cells(rows)
+    for place, key in enumerate(columns(rows)):
         numeric = is_numeric(rows, key)
+        is_whole = numeric or key == "name"
+        title_lines = heading(key).split(" " if is_narrow else "\n")
+        longest = max(map(len, [*title_lines, *(line[place] for line in lines)]))
         table.add_column(
-            heading(key),
+            "\n".join(title_lines),
             justify="right" if numeric else "left",
             style="bold" if key == "name" else "",
-            no_wrap=numeric or key == "name",
+            no_wrap=is_whole,
+            min_width=longest if is_whole else None,
         )
-    for texts in cells(rows):
+    for texts in lines:
         table.add_row(*(Text(text) for text in texts))
     return table
 

@@ -10,6 +10,8 @@ other machines, or not at all (`errors.ExitCode`).
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -25,6 +27,8 @@ from .roll_call import ASK_S, Reach
 
 _ENDINGS = (Reach.ENDED, Reach.DETACHED, Reach.MUTE)
 """The answers at doors that say what became of a silent rank."""
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""The variable that says at which network interface gloo listens."""
 IN_ATTACH = -1
 """The step of an alarm that was raised in ``attach``, before the first step."""
 
@@ -140,6 +144,8 @@ def failure_of(alarm: Alarm, who: Membership, how: str) -> RankFailed:
     what = "attach" if alarm.step == IN_ATTACH else f"step {alarm.step}"
     is_mistake = alarm.code == ExitCode.MISTAKE
     last_words = "restart the job from its last checkpoint"
+    if _INTERFACE in alarm.text:
+        last_words = "a restart alone ends in the same error"
     if is_mistake:
         last_words = "change the training loop: a restart alone ends in the same error"
     return (LoopMistake if is_mistake else RankFailed)(
@@ -148,6 +154,26 @@ def failure_of(alarm: Alarm, who: Membership, how: str) -> RankFailed:
         ranks=(*who.in_job(alarm.ranks), *alarm.beyond),
         step=alarm.step,
         exit_code=alarm.code,
+    )
+
+
+def loopback_name() -> str:
+    """The remedy where this host's name means the host itself, as in Debian's default; else "".
+
+    gloo listens at the address of that name unless an interface is named.
+    """
+    if _INTERFACE in os.environ:
+        return ""
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+    if not address.startswith("127."):
+        return ""
+    return (
+        f"; this host's name resolves to {address}, which no other host can reach: if ranks run on "
+        f"several hosts, set {_INTERFACE} on each to the interface that reaches the others "
+        "(gradwire doctor names it)"
     )
 
 

@@ -275,7 +275,9 @@ class ShardReduction:
         """The state of all ranks for ``torch.distributed.checkpoint``, to save and to load into.
 
         Args:
-            saved_by: The number of ranks that saved the checkpoint, if it differs from now.
+            saved_by: The number of ranks that saved the checkpoint, if it differs from now. Each
+                rank counts as a replica here. Left out, ``dcp.load`` raises a ``ValueError`` about
+                sizes, of which the first is this number.
 
         Returns:
             DTensors with a row of residuals for each rank.

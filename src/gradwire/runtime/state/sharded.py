@@ -100,7 +100,7 @@ def sharded_state(
         remedy = "save a file a rank, by state_dict()"
         raise invalid("shards", saved["shard"], "None, or parameters that are DTensors", remedy)
     if saved_by is not None:
-        remedy = "say how many replicas have saved what is to be loaded"
+        remedy = "give the number of replicas that saved (of gw.fsdp.reduce_scatter: of ranks)"
         check_whole("saved_by", saved_by, remedy, most=_MOST_REPLICAS)
     by_element, whole = parted(saved["params"])
     rest = {

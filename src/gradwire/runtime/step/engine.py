@@ -31,7 +31,7 @@ from ...contract.travel import members
 from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps
 from ...errors import ExitCode, InvalidSetting, RankFailed
 from ..device.streams import SideStream
-from ..failure.blame import IN_ATTACH, blamed, failure_of, first_line, silence
+from ..failure.blame import IN_ATTACH, blamed, failure_of, first_line, loopback_name, silence
 from ..failure.forks import watch
 from ..failure.membership import ALONE, MEETING, STORE_PATIENCE, Membership
 from ..failure.pulse import Alarm, Place, Pulse, Sign, give_memory_back, leave_later, said
@@ -461,6 +461,8 @@ class Engine:
         if not alarm.ranks and alarm.code != ExitCode.UNAVAILABLE:
             text = f"rank {self.rank} of {self.world} failed to {name} ({first_line(error)})"
             text += ", and all ranks answer elsewhere"
+            if name.startswith("connect"):
+                text += loopback_name()
             alarm = Alarm((self.rank,), step, text, alarm.code)
         return self.break_off(alarm, f"{name}: {first_line(error)}")
 
