@@ -26,6 +26,7 @@ from gradwire.runtime.device import backends
 from gradwire.runtime.device.devices import Accelerator
 from gradwire.runtime.device.streams import Mark, SideStream, Staging
 from gradwire.runtime.handle import Handle
+from gradwire.runtime.step import engine
 from gradwire.runtime.step.wire import carry_out
 from tests.runtime import late
 from tests.runtime.given import keywords
@@ -218,7 +219,11 @@ def told(rank: int, world: int) -> tuple[list[str], dict[str, Any], str]:
     for device, is_shared, _ in REFUSED:
         noted = late.install()
         noted.has_network = noted.is_shared = is_shared
-        with pytest.raises(InvalidSetting) as raised:
+        # A rank that was still connecting would see a connection close, and say that instead.
+        with (
+            mock.patch.object(engine, "open_channels", side_effect=AssertionError("it connects")),
+            pytest.raises(InvalidSetting) as raised,
+        ):
             gw.attach(layers(device), ONEBIT, options=gw.Options(backend="nccl"))
         refused.append(str(raised.value))
     handle = gw.attach(layers("late"), ONEBIT)
