@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from ...contract.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Row = dict[str, object]
 """A ``name`` and plain values whose unit stands in the key."""
@@ -110,6 +110,10 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 def rich_table(rows: Sequence[Row], *, title: str) -> Table:
     """The rows as a table for a terminal."""
+    from rich import box  # measurements make rows where it is not installed
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for key in columns(rows):
         numeric = is_numeric(rows, key)
