@@ -30,7 +30,8 @@ def device(
         bool, typer.Option("--compile-only", help="Compile every kernel; no GPU is needed.")
     ] = False,
     target: Annotated[
-        list[int] | None, typer.Option(help="With it: compute capabilities [default: 80, 90].")
+        list[str] | None,
+        typer.Option(help="With it: GPUs [default: sm_80, sm_90]."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -43,7 +44,7 @@ def device(
         from ..micro import ahead
 
         with progress("bench device --compile-only"):
-            rows = ahead.compile_all(tuple(target or ahead.ARCHITECTURES), tuple(only or ()))
+            rows = ahead.compile_all(tuple(target or ahead.TARGETS), tuple(only or ()))
         title = f"{len(rows)} kernels, compiled ahead of time"
         emit("bench device --compile-only", rows, as_json=as_json, title=title)
         return

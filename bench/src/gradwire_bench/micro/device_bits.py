@@ -8,9 +8,13 @@ stands for the device, or Triton's interpreter where TRITON_INTERPRET is 1.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from multiprocessing import TimeoutError, get_context
 from typing import Any
 from unittest import mock
 
@@ -20,6 +24,7 @@ from torch import Tensor
 
 from gradwire.cli.report.table import Row
 from gradwire.contract import Compressor
+from gradwire.contract.registry import load
 from gradwire.contract.spec import TensorSpec
 from gradwire.dsl import interp
 from gradwire.dsl.build import Built
@@ -31,26 +36,57 @@ from gradwire.kernels.sparse.permutation import Permutation, places_on_gpu
 
 Checked = Iterator[tuple[str, bool]]
 """Cases by what they compare, and whether the bits are equal."""
-SIZES = (1, 300, 4096, 10_007)
-"""Elements of the gradients: around a byte, a block and a tile."""
+SIZES = (300, 4096, 10_007)
+"""Elements of the gradients: around a block and a tile. Triton compiles for multiples of 16, and
+for other numbers."""
+_PROCESSES = 8
 _SEVERAL = (300, 4, 128, 1000), (1, 300, 65, 1000)
 """Elements of gradients that are encoded in one launch: in vectors, and one at a time."""
 
 
-def rows(device: torch.device, codecs: Sequence[Compressor]) -> Iterator[Row]:
+def rows(
+    device: torch.device, codecs: Sequence[Compressor], limit_s: float = math.inf
+) -> Iterator[Row]:
     """A row for each program among ``codecs``, and for each kernel that is written by hand.
+
+    For a GPU several processes compile and compare, so that a kernel that breaks its process, or
+    never ends, hides no other. Rows come as they are ready.
 
     Args:
         device: The device whose kernels are compared with the host's references.
         codecs: Compressors; those that are no program have no kernels of their own here.
+        limit_s: Seconds in which rows may come, for a GPU.
     """
-    for codec in codecs:
-        if isinstance(codec, Program):
-            yield _row(type(codec).__name__, _of_program(codec, device))
-    if device.type == "cuda" or _is_interpreted():
-        yield _row("permutation", _of_permutation(device))
-        yield _row("algorithm 1", _of_partition(device))
-        yield _row("zero_run", _of_runs(device))
+    programs = {type(one).__name__: one for one in codecs if isinstance(one, Program)}
+    if device.type != "cuda":
+        by_hand = _BY_HAND if _is_interpreted() else {}
+        for name in (*programs, *by_hand):
+            yield row_of(name, device, programs.get(name))
+        return
+    if not has_triton():
+        yield {"name": "bits", "note": "no triton, so programs have no kernels on this device"}
+        return
+    waiting, end_s = {*programs, *_BY_HAND}, time.monotonic() + limit_s
+    with get_context("spawn").Pool(min(len(waiting), os.cpu_count() or 1, _PROCESSES)) as pool:
+        work = partial(row_of, device=device)
+        found = pool.imap_unordered(work, sorted(waiting))
+        while waiting:
+            try:
+                row = found.next(max(0.0, end_s - time.monotonic()))
+            except TimeoutError:
+                missing = ", ".join(sorted(waiting))
+                yield {"name": "bits", "note": f"no answer in {limit_s:.0f} s: {missing}"}
+                return
+            waiting.discard(str(row["name"]).removeprefix("bits/"))
+            yield row
+
+
+def row_of(name: str, device: torch.device, program: Program | None = None) -> Row:
+    """The row of one program, by default as it is shipped, or of one kernel written by hand."""
+    if name in _BY_HAND:
+        return _row(name, _BY_HAND[name](device))
+    codec = program or load("compress", name)()
+    return _row(name, _of_program(codec, device))
 
 
 def gradients(numel: int) -> dict[str, Tensor]:
@@ -219,3 +255,10 @@ def _of_runs(device: torch.device) -> Checked:
         back_U = torch.full_like(there_U, 7)
         wrong = runs_launch.decode_runs(own_B, own_C, back_U, 200, byte, times, known.of)
         yield f"decode {numel}", wrong == -1 and torch.equal(back_U.cpu(), plain_U)
+
+
+_BY_HAND: dict[str, Callable[[torch.device], Checked]] = {
+    "permutation": _of_permutation,
+    "algorithm 1": _of_partition,
+    "zero_run": _of_runs,
+}

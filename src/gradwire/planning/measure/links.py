@@ -386,6 +386,7 @@ def _source(where: str) -> str:
 
 # ---- the ranks of a process group --------------------------------------------------------------
 
+
 def measure_group_links(
     report: Report,
     *,
