@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.cli.report.table import Row
+from gradwire.cli.report.table import Row, cell, heading
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Compressor
 from gradwire.contract.units import format_rate
@@ -90,6 +90,8 @@ class DeviceBench:
         for name, least in (("numel", 64), ("zen_numel", 1000), ("rounds", 1), ("ranks", 2)):
             if getattr(self, name) < least:
                 raise invalid(name, getattr(self, name), f"at least {least}", "leave it out")
+        if self.minutes <= 0:
+            raise invalid("minutes", self.minutes, "more than 0", "leave it out for 8")
 
     @classmethod
     def small(cls, **settings: Any) -> DeviceBench:
@@ -140,6 +142,7 @@ def run(
     """
     left, rows = _Left(bench.minutes, time.monotonic()), list[Row]()
     notes = [f"device: {_name(bench.device)}, torch {torch.__version__}"]
+    report(0.0, notes[0])
     chosen = codecs or shipped()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "bits": lambda: device_bits.rows(torch.device(bench.device), chosen, left.of("bits")),
@@ -175,6 +178,16 @@ def _all_of(
                 return
     except Exception as error:  # one part that fails must not hide the others
         yield _failed(part, error)
+
+
+def line(row: Row) -> str:
+    """One row as a line of text, with the unit of each figure.
+
+    >>> line({"name": "copy", "kernel_s": 0.001, "bandwidth_bytes_per_s": 2e12})
+    'copy: kernel 1.00 ms, bandwidth 2.0 TB/s'
+    """
+    cells = [f"{heading(key)} {cell(key, value)}" for key, value in row.items() if key != "name"]
+    return f"{row['name']}: {', '.join(cells)}"
 
 
 def _failed(name: str, error: Exception) -> Row:

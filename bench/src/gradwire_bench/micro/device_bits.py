@@ -66,10 +66,15 @@ def rows(
     if not has_triton():
         yield {"name": "bits", "note": "no triton, so programs have no kernels on this device"}
         return
-    waiting, end_s = {*programs, *_BY_HAND}, time.monotonic() + limit_s
-    with get_context("spawn").Pool(min(len(waiting), os.cpu_count() or 1, _PROCESSES)) as pool:
-        work = partial(row_of, device=device)
-        found = pool.imap_unordered(work, sorted(waiting))
+    yield from rows_apart((*programs, *_BY_HAND), device, limit_s)
+
+
+def rows_apart(names: Sequence[str], device: torch.device, limit_s: float) -> Iterator[Row]:
+    """The rows of these names as they are ready, each made in another process."""
+    waiting, end_s = {*names}, time.monotonic() + limit_s
+    count = min(len(names), os.cpu_count() or 1, _PROCESSES)
+    with get_context("spawn").Pool(count, torch.set_num_threads, (1,)) as pool:
+        found = pool.imap_unordered(partial(row_of, device=device), names)
         while waiting:
             try:
                 row = found.next(max(0.0, end_s - time.monotonic()))
