@@ -46,12 +46,7 @@ def device(
     there.
     """
     if compile_only:
-        from ..micro import ahead
-
-        with progress("bench device --compile-only"):
-            rows = ahead.compile_all(tuple(target or ahead.TARGETS), tuple(only or ()))
-        title = f"{len(rows)} kernels, compiled ahead of time"
-        emit("bench device --compile-only", rows, as_json=as_json, title=title)
+        _compile(target, only, as_json)
         return
     if target:
         raise invalid("--target", target, "with --compile-only", "add it")
@@ -71,3 +66,12 @@ def device(
         codecs = kernel.shipped(only or ())
         rows, notes = bench.run(settings, Fractions(advance), codecs=codecs, tell=tell)
     emit("bench device", rows, as_json=as_json, title=f"bench device on {where}", notes=notes)
+
+
+def _compile(targets: list[str] | None, only: list[str] | None, as_json: bool) -> None:
+    from ..micro import ahead
+
+    with progress("bench device --compile-only"):
+        rows = ahead.compile_all(tuple(targets or ahead.TARGETS), tuple(only or ()))
+    title = f"{len(rows)} kernels, compiled ahead of time"
+    emit("bench device --compile-only", rows, as_json=as_json, title=title)

@@ -184,7 +184,7 @@ def line(row: Row) -> str:
     """One row as a line of text, with the unit of each figure.
 
     >>> line({"name": "copy", "kernel_s": 0.001, "bandwidth_bytes_per_s": 2e12})
-    'copy: kernel 1.00 ms, bandwidth 2.0 TB/s'
+    'copy: kernel 1 ms, bandwidth 2.00 TB/s'
     """
     cells = [f"{heading(key)} {cell(key, value)}" for key, value in row.items() if key != "name"]
     return f"{row['name']}: {', '.join(cells)}"

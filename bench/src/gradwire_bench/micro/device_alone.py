@@ -54,7 +54,7 @@ def missing(packages: Sequence[str] = tuple(NEEDED)) -> list[str]:
 
 @contextmanager
 def as_installed(checkout: Path) -> Iterator[None]:
-    """What the checkout's packages add to gradwire is found by this process and those it starts.
+    """The checkout's packages count as installed, here and in processes that are started.
 
     Algorithms of the lab are found by entry points, which only an installed package has. So a
     folder gets what pip would write of each package that is not installed.
@@ -85,11 +85,12 @@ def _describe(project: Path, folder: Path) -> None:
         pass
     place = folder / f"{about['name'].replace('-', '_')}-0.dist-info"
     place.mkdir()
-    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: 0\n")
+    head = f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: 0\n"
+    (place / "METADATA").write_text(head, encoding="utf-8")
     lines = []
     for group, points in about.get("entry-points", {}).items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
-    (place / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    (place / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -198,7 +198,7 @@ def _made(
 
 
 def _one_nan(vector_N: Tensor) -> Tensor:
-    """What is no number has the same bits everywhere."""
+    """The vector with one NaN, which has the same bits everywhere."""
     return torch.where(vector_N == vector_N, vector_N, float("nan"))
 
 
