@@ -127,7 +127,6 @@ def alone(folder: Path, names: set[str], *words: str) -> subprocess.CompletedPro
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=110)
 
 
-@pytest.mark.smoke
 def test_it_says_what_is_missing_and_goes_on(tmp_path: Path) -> None:
     words = ("--device", "cpu", "--part", "bits", "--only", "int8")
     found = alone(tmp_path, COMMANDS, *words)
@@ -147,6 +146,20 @@ def test_it_does_not_run_without_numpy(tmp_path: Path) -> None:
     assert found.returncode == 78
     assert "not installed: numpy: nothing runs without it\n" in found.stdout
     assert found.stdout.endswith("pip install torch numpy\n")
+
+
+def test_it_ends_once_the_minutes_are_over(tmp_path: Path) -> None:
+    """A measurement that never ends, as of a kernel that hangs, is ended too."""
+    hangs = "threading.Event().wait()"
+    code = (
+        "import threading\nfrom gradwire_bench.micro import device, device_alone\n"
+        f"device.run = lambda *args, **named: {hangs}\n"
+        "device_alone.main(['--device', 'cpu', '--minutes', '0.001'])"
+    )
+    words = [sys.executable, "-W", "ignore", "-c", code]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=110)
+    assert found.returncode == ExitCode.TIME_LIMIT
+    assert "0.001 minutes are over" in found.stdout
 
 
 def test_a_gpu_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

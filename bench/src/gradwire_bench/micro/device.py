@@ -56,8 +56,10 @@ ZEN_DENSITY = 0.052
 """The density of ZEN's figure 16."""
 _CALLS = 5
 """Calls that are queued one behind the other and timed together."""
-_SHARES = {"bits": 0.3, "kernels": 0.6, "compiled": 0.8}
-"""The share of the minutes after which a part begins no further row; of all other parts, 1."""
+_SHARES = {"bits": 0.3, "kernels": 0.55, "training": 0.85}
+"""The share of the minutes after which a part begins no further row, and a training is ended."""
+_LAST_SHARE = 0.9
+"""The share of all other parts: what has begun by then ends within the minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +117,11 @@ class _Left:
 
     def of(self, part: str) -> float:
         """The seconds that are left for a part, and one at least."""
-        return max(1.0, 60 * self.minutes * (_SHARES.get(part, 1.0) - self.share()))
+        return max(1.0, 60 * self.minutes * (_SHARES.get(part, _LAST_SHARE) - self.share()))
 
     def is_over(self, part: str) -> bool:
         """Whether a part begins no further row."""
-        return self.share() >= _SHARES.get(part, 1.0)
+        return self.share() >= _SHARES.get(part, _LAST_SHARE)
 
 
 def run(

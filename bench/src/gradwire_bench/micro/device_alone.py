@@ -15,10 +15,12 @@ import platform
 import shutil
 import sys
 import tempfile
+import threading
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not {*_FATAL}.isdisjoint(lacking):
         _say("install these: pip install torch numpy")
         return 78
-    with as_installed(Path(__file__).resolve().parents[4]):
+    with as_installed(Path(__file__).resolve().parents[4]), _ended_after(given.minutes):
         return _measured(given)
 
 
@@ -140,6 +142,26 @@ def _measured(given: argparse.Namespace) -> int:
     for note in notes:
         _say(note)
     return int(any(row.get("ok") is False for row in rows))
+
+
+@contextmanager
+def _ended_after(minutes: float) -> Iterator[None]:
+    """Ends this process once the minutes are over, even where a kernel never ends."""
+    from gradwire.errors import ExitCode
+
+    def end() -> None:
+        _say(f"{minutes:g} minutes are over, and a measurement has not ended: what is above counts")
+        for process in active_children():
+            process.kill()
+        os._exit(ExitCode.TIME_LIMIT)
+
+    timer = threading.Timer(60 * minutes, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _say(text: str) -> None:

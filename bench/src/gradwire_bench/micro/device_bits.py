@@ -184,7 +184,8 @@ def _made(
     """Payloads, residuals, sums and decoded vectors of gradients that are encoded in one call."""
     specs = [TensorSpec(f"layer {i}", g.numel(), torch.float32) for i, g in enumerate(grads)]
     there = [grad_N.clone().to(device) for grad_N in grads]
-    residuals = [grad_N.flip(0).nan_to_num(0, 0, 0) / 3 for grad_N in there]
+    # Made on the host: a GPU divides by a number as it multiplies by its reciprocal.
+    residuals = [(grad_N.flip(0).nan_to_num(0, 0, 0) / 3).to(device) for grad_N in grads]
     sent = codec.encode_many(
         [codec.init(spec) for spec in specs], there, residuals if has_residual else None
     )
