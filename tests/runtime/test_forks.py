@@ -162,7 +162,7 @@ def ended(work: Callable[[], object]) -> int:
     """How a forked child ends that does this: 0 if nothing is raised; a hang ends by a signal."""
     child = os.fork()
     if not child:
-        signal.alarm(20)
+        signal.alarm(60)
         try:
             work()
             gc.collect()
