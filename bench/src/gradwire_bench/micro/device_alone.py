@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from multiprocessing import active_children
+from os import _exit
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def _ended_after(minutes: float) -> Iterator[None]:
         _say(f"{minutes:g} minutes are over, and a measurement has not ended: what is above counts")
         for process in active_children():
             process.kill()
-        os._exit(ExitCode.TIME_LIMIT)
+        _exit(ExitCode.TIME_LIMIT)
 
     timer = threading.Timer(60 * minutes, end)
     timer.daemon = True
