@@ -41,7 +41,8 @@ ORDER = {
 
 DISTRIBUTED = {
     "runtime": "carries the verbs out",
-    "planning/measure/links.py": "joins ranks of torchrun, and measures torch's all-reduce",
+    "planning/measure/group.py": "joins ranks of torchrun",
+    "planning/measure/links.py": "measures torch's all-reduce",
     "integrations": "meets frameworks that hold process groups",
     "gradwire_bench": "starts ranks, and compares with torch's own collectives",
     "papers": "the ranks of what they measure are joined by it",
@@ -53,6 +54,8 @@ DISTRIBUTED = {
 PROCESSES = {
     "gradwire_bench/runs/matrix.py": "forks ranks that run programs, whatever these do",
     "gradwire_bench/faults/faults_trial.py": "forks ranks that are to die, for each trial anew",
+    "gradwire_bench/micro/device_alone.py": "ends those that wait for a kernel",
+    "gradwire_bench/micro/device_bits.py": "a kernel that breaks its process hides no other",
     "gradwire_bench/testbed/launch.py": "starts ranks on hosts",
     "gradwire_bench/testbed/relay.py": "starts the process that limits rates in user space",
     "gradwire_bench/testbed/netns.py": "starts the process that holds the namespaces",

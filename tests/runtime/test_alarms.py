@@ -26,7 +26,7 @@ from gradwire.runtime.failure.pulse import MOST_CHARACTERS, Alarm, said
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step import wire
 from gradwire.runtime.step.task_graph import Task
-from gradwire.runtime.step.wire import FOLDER, NUM_VERBS, LastVerbs, carry_out
+from gradwire.runtime.step.wire import FOLDER, NUM_VERBS, LastVerbs, carry_out, own_store
 from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import TOPK, Net, adamw, digest, momentum, train
@@ -214,7 +214,7 @@ def test_whatever_ends_inside_one_rank_reaches_all(
 
 def test_the_first_who_gives_up_waiting_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have no reason to wait on, and its process may hold the store, and end."""
-    store, found = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), False), {}
+    store, found = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), False), {}
     monkeypatch.setattr(wire, "_given", [store])
 
     def share(rank: int, timeout: timedelta) -> None:
@@ -225,10 +225,11 @@ def test_the_first_who_gives_up_waiting_tells_the_others(monkeypatch: pytest.Mon
 
     limits = timedelta(seconds=0.1), timedelta(hours=1)
     threads = [threading.Thread(target=share, args=one, daemon=True) for one in enumerate(limits)]
+    threads[1].start()
+    own_store(f"{wire.REJOINED} three").wait([f"{membership.MEETING}/note/1"])
+    threads[0].start()
     for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert found == {0: (2,), 1: (2,)}
 
 
@@ -236,12 +237,12 @@ def test_ranks_that_wait_for_others_of_each_other_take_one_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 1 holds rank 2 for lost, which the others have heard."""
-    store, found = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), False), {}
+    store, found = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), False), {}
     monkeypatch.setattr(wire, "_given", [store])
 
     def share(rank: int, due: set[int]) -> None:
         who = Membership(f"{wire.REJOINED} differing", rank, 3)
-        found[rank] = who.agree(rank, dict, timedelta(seconds=20), due=due, is_partial=True)
+        found[rank] = who.agree(rank, dict, timedelta(seconds=60), due=due, is_partial=True)
 
     Membership(f"{wire.REJOINED} differing", 1, 3).post(1)
     given = (0, {0, 1, 2}), (2, {0, 1, 2}), (1, {0, 1})
@@ -249,7 +250,7 @@ def test_ranks_that_wait_for_others_of_each_other_take_one_decision(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     share(*given[2])
     assert found == {rank: {0: 0, 1: 1, 2: 2} for rank in range(3)}
 

@@ -98,7 +98,7 @@ def detached_meanwhile(rank: int, kind: str) -> tuple[str, bool, int]:
 
 @each("kind", KINDS)
 def test_detach_in_another_thread_waits_for_the_step(kind: str, two: Ranks) -> None:
-    one, other = two.run(in_another_thread, kind, timeout_s=40.0)
+    one, other = two.run(in_another_thread, kind)
     assert one == other
     assert one[1:] == (False, 2)
 
@@ -162,7 +162,7 @@ def ended(work: Callable[[], object]) -> int:
     """How a forked child ends that does this: 0 if nothing is raised; a hang ends by a signal."""
     child = os.fork()
     if not child:
-        signal.alarm(20)
+        signal.alarm(60)
         try:
             work()
             gc.collect()
@@ -208,7 +208,7 @@ def forked(rank: int, world: int, kind: str) -> tuple[list[int], str]:
 
 @each("kind", KINDS)
 def test_a_forked_child_is_refused_and_the_job_goes_on(kind: str, two: Ranks) -> None:
-    (codes, one), other = two.run(forked, kind, timeout_s=60.0)
+    (codes, one), other = two.run(forked, kind)
     assert codes == [0] * 3
     assert other == (codes, one)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
@@ -26,15 +26,30 @@ from gradwire.runtime.step.engine import Engine
 from gradwire.runtime.step.task_graph import Task
 
 WORLD = 3
+HANG_S = 60.0
+"""Seconds after which a wait of these tests counts as one that never ends."""
+READINGS = 40
+"""Readings for which a number stands still until its rank counts as silent."""
 _names = count()
+
+
+class CountedStillness(Stillness):
+    """Counts readings in place of seconds, so that a busy machine makes nobody silent."""
+
+    _num_still = 0
+
+    def read(self, number: int) -> float:
+        self._num_still = self._num_still + 1 if super().read(number) else 0
+        return pulse.PATIENCE_S * self._num_still / READINGS
 
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pulse]]:
     """Three ranks that share a store which outlives them all."""
     monkeypatch.setattr(pulse, "PERIOD_S", 0.05)
-    monkeypatch.setattr(pulse, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(pulse, "PATIENCE_S", HANG_S)
     monkeypatch.setattr(pulse, "LINGER_S", 0.1)
+    monkeypatch.setattr(pulse, "Stillness", CountedStillness)
     store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), False)
     monkeypatch.setattr(wire, "_given", [store])
     name = f"{wire.REJOINED}{next(_names)}"
@@ -101,19 +116,20 @@ def test_who_is_behind_is_late_unless_it_waits_for_the_network(
         one.place = places[one.rank]
         one.waits = lambda rank=one.rank: rank in waiting  # type: ignore[misc]
     told = [(place, rank in waiting) for rank, place in enumerate(places)]
-    end_s = time.monotonic() + 20  # each look is at what was read anew
+    end_s = time.monotonic() + HANG_S  # each look is at what was read anew
     while [sign[1:3] for sign in ranks[0].signs()] != told:
         assert time.monotonic() < end_s
     assert ranks[0].last_ranks() == late
 
 
 def test_an_engine_waits_while_messages_are_under_way_and_it_computes_nothing() -> None:
-    engine = Engine(ALONE, num_channels=1, timeout=timedelta(seconds=20), on_span=lambda span: None)
+    limit = timedelta(seconds=HANG_S)
+    engine = Engine(ALONE, num_channels=1, timeout=limit, on_span=lambda span: None)
     begun, go = threading.Event(), threading.Event()
 
     def encode() -> None:
         begun.set()
-        go.wait(20)
+        go.wait(HANG_S)
 
     def text() -> Steps[None]:
         yield Compute("encode", encode, 1)
@@ -123,7 +139,7 @@ def test_an_engine_waits_while_messages_are_under_way_and_it_computes_nothing() 
     end = engine.launch(0, "message 0", text(), behind=[before])
     assert engine._waits()
     engine.begin(before)
-    assert begun.wait(20)
+    assert begun.wait(HANG_S)
     assert not engine._waits()
     go.set()
     engine.wait([end])
@@ -137,27 +153,61 @@ def test_an_engine_waits_while_messages_are_under_way_and_it_computes_nothing() 
 HERE, ENDED, MUTE, CUT = Reach.ANSWERS, Reach.ENDED, Reach.MUTE, Reach.CUT
 
 
-class Scripted(Pulse):
-    """A pulse of rank 1 of 3 that reads these beats, each after a pause."""
+class Clock:
+    """Stands still but for those who wait; put in the place of the module ``time``."""
 
-    script: tuple[tuple[float, tuple[int, int, int]], ...] = ()
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class Scripted(Pulse):
+    """A pulse of rank 1 of 3 that reads these beats, each after a pause of the clock.
+
+    It is its own ``_news``: only who waits for news has the clock go on.
+    """
+
+    def __init__(self, clock: Clock, script: Sequence[tuple[float, tuple[int, int, int]]]) -> None:
+        super().__init__("test", 1, 3, lambda alarm: None, lambda: None, lambda error: None)
+        self._clock, self._script = clock, iter(script)
+        self._news: Any = self
 
     def _run(self) -> None:
-        for pause_s, beats in self.script:
-            time.sleep(pause_s)
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def notify_all(self) -> None:
+        pass
+
+    def wait_for(self, predicate: Callable[[], bool], patience_s: float) -> bool:
+        end_s = self._clock.now_s + patience_s
+        while not predicate():
+            pause_s, beats = next(self._script, (patience_s, None))
+            if beats is None or self._clock.now_s + pause_s > end_s:
+                self._clock.now_s = end_s
+                return False
+            self._clock.now_s += pause_s
             self._note([Sign(beat, Place(0, 0, 0)) for beat in beats])
+        return True
 
 
 def read(monkeypatch: pytest.MonkeyPatch, *script: Any) -> tuple[tuple[int, ...], bool]:
+    clock = Clock()
     monkeypatch.setattr(pulse, "PATIENCE_S", 0.3)
     monkeypatch.setattr(pulse, "PERIOD_S", 0.05)
-    monkeypatch.setattr(Scripted, "script", script)
-    one = Scripted("test", 1, 3, lambda alarm: None, lambda: None, lambda error: None)
-    return one.silent_ranks()
+    monkeypatch.setattr(pulse, "time", clock)
+    return Scripted(clock, script).silent_ranks()
 
 
 def test_what_a_store_does_not_tell_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, late = [(0.05, (7, 1, 7)), (0.02, (7, 2, 7))], (0.25, (7, 3, 7))
+    first, late = [(0.05, (7, 1, 7)), (0.02, (7, 2, 7))], (0.29, (7, 3, 7))
     assert read(monkeypatch, *first, late, (0.05, (8, 4, 8))) == ((), False)
     steady = [(0.04, (n, n, 7)) for n in range(12)]
     assert read(monkeypatch, *steady) == ((2,), False)
@@ -166,10 +216,11 @@ def test_what_a_store_does_not_tell_is_no_silence(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_number_stands_still_only_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, 0.2, 30.0, 30.3, 30.4, 50.0])
-    monkeypatch.setattr(pulse.time, "monotonic", lambda: next(now))
-    one = Stillness()
-    found = [one.read(number) for number in (4, 4, 4, 4, 5, 5)]
+    clock, one, found = Clock(), Stillness(), list[float]()
+    monkeypatch.setattr(pulse, "time", clock)
+    for now_s, number in [(0.0, 4), (0.2, 4), (30.0, 4), (30.3, 4), (30.4, 5), (50.0, 5)]:
+        clock.now_s = now_s
+        found.append(one.read(number))
     assert found == pytest.approx([0, 0.2, 0.7, 1.0, 0, 0.5])
 
 
@@ -181,21 +232,25 @@ class Silent:
     def __init__(self, reach: list[dict[int, Reach]], answers: int, mute_s: float = 9.0) -> None:
         self.mute_s = mute_s
         self._reach, self._answers, self.looks = reach, answers, 0
-        self.roll_call, self._lock = self, threading.Lock()
+        self.roll_call, self._asked = self, threading.Semaphore(0)
 
     def ask(self) -> tuple[dict[int, Reach], bytes]:
-        with self._lock:
-            return self._reach[min(self.looks, len(self._reach) - 1)], b""
+        found = self._reach[min(self.looks, len(self._reach) - 1)]
+        self._asked.release()
+        return found, b""
 
     def detached(self) -> set[int]:
         return set()
 
     def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
-        time.sleep(0.05)  # for who asks at the doors
-        with self._lock:
-            self.looks += 1
-            is_silent = self.looks < self._answers
+        assert self._asked.acquire(timeout=HANG_S)
+        self.looks += 1
+        is_silent = self.looks < self._answers
         return ((0,) if is_silent else ()), is_silent
+
+    def monotonic(self) -> float:
+        """A clock on which each look takes a second."""
+        return float(self.looks)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +269,10 @@ class Silent:
 def test_who_is_known_to_be_dead_is_named_while_the_store_is_slow(
     reach: Any, answers: int, looks: int, found: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blame, "STORE_PATIENCE_S", 0.13 if looks == 3 and found else 60.0)
     one: Any = Silent(reach, answers)
+    monkeypatch.setattr(blame, "STORE_PATIENCE_S", 2.5)
+    monkeypatch.setattr(blame, "ASK_S", HANG_S)
+    monkeypatch.setattr(blame, "time", one)
     alarm = silence(one, 7, 3)
     told = None if alarm is None else (alarm.ranks, alarm.code)
     assert (told, one.looks) == (found, looks)

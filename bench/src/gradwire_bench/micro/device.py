@@ -1,26 +1,30 @@
 """``bench device``: what gradwire's kernels and training reach on this machine's GPU, in minutes.
 
-Four parts, each of which runs by itself:
+Six parts, the most telling first. Each runs by itself, and an error of one hides no other:
 
-* ``kernels``: the device's copy bandwidth; every compressor's encode and decode as a share of it
-  (bytes that must move, by ``micro/kernel.py``), beside eager torch and ``torch.compile``;
-  registers of ``onebit`` at block 65536, whose block is longer than one tile.
+* ``bits``: every program's kernels, and those written by hand, against their references on the
+  host (``device_bits.py``).
+* ``kernels``: the device's copy bandwidth; every compressor's encode and decode in bytes a second
+  and as a share of it (bytes that must move, by ``micro/kernel.py``), beside eager torch; registers
+  of ``onebit`` at block 65536, whose block is longer than one tile.
+* ``training``: a transformer of 100 million parameters, ``ranks`` processes on the one GPU over
+  shaped links: steps per second of DDP, of DDP's fp16 hook and PowerSGD hook, and of gradwire.
 * ``partition``: ZEN's figure 16: 5.2 % of 214 million elements, by a sort and by algorithm 1.
 * ``offload``: SSFusion's table III: DGC of 10 KB to 10,000 KB on the device, or by the host from
   pinned memory, and what either takes of a loop of matrix products meanwhile (``offload.py``).
-* ``training``: a transformer of 100 million parameters, ``ranks`` processes on the one GPU over
-  shaped links: steps per second of DDP, of DDP's fp16 hook and PowerSGD hook, and of gradwire.
+* ``compiled``: the kernels again that torch can express, beside ``torch.compile``.
 
 Times are the device's own (events around calls that are queued one behind the other), so what
 Python takes for a call shows only where a call has to wait for the device. Each row's peers run
-in the same rounds. Once ``minutes`` are over no further row is begun: a row says so instead.
+in the same rounds. Rows are told as they are measured, so a run that is cut short has told them.
+Once ``minutes`` are over no further row is begun, and a training is ended: a note says so instead.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -28,11 +32,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.cli.report.table import Row
+from gradwire.cli.report.table import Row, cell, heading
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Compressor
 from gradwire.contract.units import format_rate
-from gradwire.errors import UnknownName, invalid
+from gradwire.errors import RankFailed, TestbedUnavailable, UnknownName, invalid
+from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
@@ -41,16 +46,20 @@ from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
 from gradwire_lab.hashing.algorithm_1 import algorithm_1
 
-from . import ahead, kernel_peers, offload
+from . import ahead, device_bits, kernel_peers, offload
 from .device_rank import SIDES
 
-PARTS = ("kernels", "partition", "offload", "training")
+PARTS = ("bits", "kernels", "training", "partition", "offload", "compiled")
+Tell = Callable[[Row], object]
+"""Is told each row as soon as it is measured."""
 ZEN_DENSITY = 0.052
 """The density of ZEN's figure 16."""
 _CALLS = 5
 """Calls that are queued one behind the other and timed together."""
-_COMPILED_SHARE = 0.5
-"""The share of the minutes after which no peer is compiled any more: a compilation takes 10 s."""
+_SHARES = {"bits": 0.3, "kernels": 0.55, "training": 0.85}
+"""The share of the minutes after which a part begins no further row, and a training is ended."""
+_LAST_SHARE = 0.9
+"""The share of all other parts: what has begun by then ends within the minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +92,8 @@ class DeviceBench:
         for name, least in (("numel", 64), ("zen_numel", 1000), ("rounds", 1), ("ranks", 2)):
             if getattr(self, name) < least:
                 raise invalid(name, getattr(self, name), f"at least {least}", "leave it out")
+        if self.minutes <= 0:
+            raise invalid("minutes", self.minutes, "more than 0", "leave it out for 8")
 
     @classmethod
     def small(cls, **settings: Any) -> DeviceBench:
@@ -104,33 +115,86 @@ class _Left:
         """The share that is over."""
         return (time.monotonic() - self.start_s) / (60 * self.minutes)
 
+    def of(self, part: str) -> float:
+        """The seconds that are left for a part, and one at least."""
+        return max(1.0, 60 * self.minutes * (_SHARES.get(part, _LAST_SHARE) - self.share()))
+
+    def is_over(self, part: str) -> bool:
+        """Whether a part begins no further row."""
+        return self.share() >= _SHARES.get(part, _LAST_SHARE)
+
 
 def run(
-    bench: DeviceBench, report: Report, *, codecs: Sequence[Compressor] = ()
+    bench: DeviceBench,
+    report: Report,
+    *,
+    codecs: Sequence[Compressor] = (),
+    tell: Tell = lambda row: None,
 ) -> tuple[list[Row], list[str]]:
-    """Rows of all parts, and notes: the device's name, and what was left out for want of time."""
+    """Measures all parts.
+
+    Args:
+        bench: The parts and their sizes.
+        report: Is called with the share that is done, and what is measured next.
+        codecs: The compressors to measure; without them, all that are shipped.
+        tell: Is called with each row as soon as it is there.
+
+    Returns:
+        The rows, and notes: the device's name, and what was left out for want of time.
+    """
     left, rows = _Left(bench.minutes, time.monotonic()), list[Row]()
     notes = [f"device: {_name(bench.device)}, torch {torch.__version__}"]
-    if "kernels" in bench.parts:
-        rows += _registers(bench) + _kernels(bench, codecs or shipped(), left, report)
-    if "partition" in bench.parts and _in_time(left, "partition", notes):
-        report(0.6, "partition")
-        rows += _partitions(bench)
-    if "offload" in bench.parts and _in_time(left, "offload", notes):
-        report(0.65, "offload")
-        rows += offload.rows(torch.device(bench.device), bench.offload_bytes, bench.rounds)
-    if "training" in bench.parts:
-        for rate in bench.rates_bytes_per_s:
-            if _in_time(left, f"training at {format_rate(rate)}", notes):
-                rows += _training(bench, rate, report)
+    report(0.0, notes[0])
+    chosen = codecs or shipped()
+    parts: dict[str, Callable[[], Iterator[Row]]] = {
+        "bits": lambda: device_bits.rows(torch.device(bench.device), chosen, left.of("bits")),
+        "kernels": lambda: _kernels(bench, chosen, left, report),
+        "training": lambda: _trainings(bench, left, report),
+        "partition": lambda: _partitions(bench),
+        "offload": lambda: iter(
+            offload.rows(torch.device(bench.device), bench.offload_bytes, bench.rounds)
+        ),
+        "compiled": lambda: _compiled(bench, chosen, left, report),
+    }
+    for place, part in enumerate(one for one in PARTS if one in bench.parts):
+        report(place / len(bench.parts), part)
+        for row in _all_of(part, parts[part], left, notes):
+            rows.append(row)
+            tell(row)
     return rows, notes
 
 
-def _in_time(left: _Left, what: str, notes: list[str]) -> bool:
-    if left.share() < 1:
-        return True
-    notes.append(f"{what} was left out: {left.minutes:g} minutes are over")
-    return False
+def _all_of(
+    part: str, rows: Callable[[], Iterator[Row]], left: _Left, notes: list[str]
+) -> Iterator[Row]:
+    """The rows of a part while there is time; what it raises is a row too."""
+    late = f"its share of {left.minutes:g} minutes is over"
+    if left.is_over(part):
+        notes.append(f"{part} was left out: {late}")
+        return
+    try:
+        for row in rows():
+            yield row
+            if left.is_over(part):
+                notes.append(f"{part} was cut short: {late}")
+                return
+    except Exception as error:  # one part that fails must not hide the others
+        yield _failed(part, error)
+
+
+def line(row: Row) -> str:
+    """One row as a line of text, with the unit of each figure.
+
+    >>> line({"name": "copy", "kernel_s": 0.001, "bandwidth_bytes_per_s": 2e12})
+    'copy: kernel 1 ms, bandwidth 2.00 TB/s'
+    """
+    cells = [f"{heading(key)} {cell(key, value)}" for key, value in row.items() if key != "name"]
+    return f"{row['name']}: {', '.join(cells)}"
+
+
+def _failed(name: str, error: Exception) -> Row:
+    first, *_ = f"{type(error).__name__}: {error}".splitlines()
+    return {"name": name, "note": first}
 
 
 def _name(device: str) -> str:
@@ -142,40 +206,58 @@ def _name(device: str) -> str:
 
 def _registers(bench: DeviceBench) -> list[Row]:
     """Registers of the long block, for this very device."""
-    if bench.device != "cuda":
+    if bench.device != "cuda" or not has_triton():
         return []
     major, minor = torch.cuda.get_device_capability()
     prefix = f"{onebit.__name__}{ahead.LONG_BLOCK}/"
-    return ahead.compile_all((10 * major + minor,), (f"{prefix}encode", f"{prefix}merge"))
+    return ahead.compile_all((f"{10 * major + minor}",), (f"{prefix}encode", f"{prefix}merge"))
+
+
+def _vectors(bench: DeviceBench) -> tuple[Tensor, Tensor]:
+    """A gradient on the device, and what may be written."""
+    draw = torch.Generator().manual_seed(0)
+    grad_N = torch.randn(bench.numel, generator=draw).to(bench.device)
+    return grad_N, torch.zeros_like(grad_N)
 
 
 def _kernels(
     bench: DeviceBench, codecs: Sequence[Compressor], left: _Left, report: Report
-) -> list[Row]:
+) -> Iterator[Row]:
     """A row for the copy, and one for each case of each compressor."""
-    device = torch.device(bench.device)
-    draw = torch.Generator().manual_seed(0)
-    grad_N = torch.randn(bench.numel, generator=draw).to(device)
-    out_N = torch.zeros_like(grad_N)
+    grad_N, out_N = _vectors(bench)
+    device = grad_N.device
     copy_s = median(_taken_s(lambda: out_N.copy_(grad_N), device) for _ in range(bench.rounds + 2))
     rate = COPY_BYTES * bench.numel / copy_s
-    rows: list[Row] = [{"name": "copy", "kernel_s": copy_s, "bandwidth_bytes_per_s": rate}]
-    for place, codec in enumerate(codecs):
-        name = type(codec).__name__
-        report(0.6 * place / len(codecs), name)
-        if left.share() >= 1:
-            rows.append({"name": name, "note": "left out: no time left"})
-            continue
-        kinds = kernel_peers.KINDS if left.share() < _COMPILED_SHARE else ("eager",)
-        kinds = kinds if bench.device == "cuda" else ("eager",)
-        try:
-            peers = kernel_peers.peers(kinds, bench.device)
-            cases = codec_cases(codec, grad_N, out_N, peers=peers)
-            rows += [_kernel_row(case, grad_N, out_N, bench.rounds) for case in cases]
-        except (RuntimeError, TypeError, NotImplementedError) as error:
-            # One that does not run on this device must not hide the others.
-            rows.append({"name": name, "note": f"{type(error).__name__}: {error}".splitlines()[0]})
-    return rows
+    yield {"name": "copy", "kernel_s": copy_s, "bandwidth_bytes_per_s": rate}
+    for codec in codecs:
+        report(left.share(), type(codec).__name__)
+        yield from _codec_rows(codec, "eager", bench, grad_N, out_N)
+    yield from _registers(bench)
+
+
+def _compiled(
+    bench: DeviceBench, codecs: Sequence[Compressor], left: _Left, report: Report
+) -> Iterator[Row]:
+    """The rows of compressors that torch.compile can make too; a compilation takes 10 s."""
+    if bench.device != "cuda":
+        return
+    grad_N, out_N = _vectors(bench)
+    for codec in codecs:
+        if type(codec).__name__ in kernel_peers.PEERS:
+            report(left.share(), f"{type(codec).__name__}, compiled")
+            yield from _codec_rows(codec, "compiled", bench, grad_N, out_N)
+
+
+def _codec_rows(
+    codec: Compressor, kind: str, bench: DeviceBench, grad_N: Tensor, out_N: Tensor
+) -> Iterator[Row]:
+    """The cases of one compressor; one that does not run on this device hides no other."""
+    try:
+        peers = kernel_peers.peers((kind,), bench.device)
+        for case in codec_cases(codec, grad_N, out_N, peers=peers):
+            yield _kernel_row(case, grad_N, out_N, bench.rounds)
+    except Exception as error:
+        yield _failed(type(codec).__name__, error)
 
 
 def _kernel_row(case: KernelCase, grad_N: Tensor, out_N: Tensor, rounds: int) -> Row:
@@ -198,6 +280,7 @@ def _kernel_row(case: KernelCase, grad_N: Tensor, out_N: Tensor, rounds: int) ->
     row: Row = {
         "name": case.name,
         "kernel_s": median(ours),
+        "bandwidth_bytes_per_s": case.bytes_per_element * grad_N.numel() / median(ours),
         "fraction_of_copy_bandwidth": share * median(copies) / median(ours),
     }
     for name, of_peer_s in peers.items():
@@ -227,7 +310,7 @@ def _taken_s(call: Callable[[], object], device: torch.device, calls: int = _CAL
 # ---- partition ---------------------------------------------------------------------------------
 
 
-def _partitions(bench: DeviceBench) -> list[Row]:
+def _partitions(bench: DeviceBench) -> Iterator[Row]:
     """ZEN's partition of one rank's entries into 8 parts; on a CPU the C++ in place of Triton."""
     device = torch.device(bench.device)
     count = round(ZEN_DENSITY * bench.zen_numel)
@@ -243,21 +326,28 @@ def _partitions(bench: DeviceBench) -> list[Row]:
     ways: dict[str, Callable[..., Any]] = {"cpu": partition}
     if device.type == "cuda":
         ways = {"sort by place": partition, "algorithm 1": algorithm_1}
-    rows: list[Row] = []
     for name, way in ways.items():
         call = functools.partial(way, *given)
         taken = [_taken_s(call, device, 1) for _ in range(bench.rounds + 1)][1:]
-        rows.append({"name": f"partition/{name}", "kernel_s": median(taken), "num_entries": count})
-    if device.type == "cuda":
-        _, spill = algorithm_1(*given)
-        rows[1] |= {"serial": spill.serial, "fallback": spill.fallback}
-    return rows
+        row: Row = {"name": f"partition/{name}", "kernel_s": median(taken), "num_entries": count}
+        if way is algorithm_1:
+            _, spill = algorithm_1(*given)
+            row |= {"serial": spill.serial, "fallback": spill.fallback}
+        yield row
 
 
 # ---- training ----------------------------------------------------------------------------------
 
 
-def _training(bench: DeviceBench, rate: float, report: Report) -> list[Row]:
+def _trainings(bench: DeviceBench, left: _Left, report: Report) -> Iterator[Row]:
+    for rate in bench.rates_bytes_per_s:
+        try:
+            yield from _training(bench, rate, left, report)
+        except (RankFailed, TestbedUnavailable) as error:
+            yield _failed(f"training at {format_rate(rate)}", error)
+
+
+def _training(bench: DeviceBench, rate: float, left: _Left, report: Report) -> list[Row]:
     """A row for each way to average, of the same model in the same processes."""
     settings = {
         "device": bench.device,
@@ -266,14 +356,14 @@ def _training(bench: DeviceBench, rate: float, report: Report) -> list[Row]:
         "steps": bench.steps,
     }
     with open_hosts(Testbed(hosts=bench.ranks, rate_bytes_per_s=rate)) as hosts:
+        link = format_rate(rate) if hosts.shaped else "unshaped loopback"
         results: list[dict[str, Any]] = run_ranks(
             hosts,
             f"{__package__}.device_rank",
             settings,
-            report=lambda done, what: report(0.7 + 0.3 * done, what),
-            timeout_s=900.0,
+            report=lambda done, what: report(left.share(), f"training at {link}: {what}"),
+            timeout_s=left.of("training"),
         )
-        link = format_rate(rate) if hosts.shaped else "unshaped loopback"
     base_s = _step_s(results, SIDES[0])
     return [
         {

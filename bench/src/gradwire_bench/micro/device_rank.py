@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -64,9 +65,9 @@ SIDES = tuple(_MADE)
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """This rank's seconds a step of each side, one side after the other, and the model's size."""
     torch.set_num_threads(1)
-    seconds, num_parameters = {}, 0
+    seconds, num_parameters, known = dict[str, list[float]](), 0, ""
     for place, side in enumerate(SIDES):
-        report(place / len(SIDES), side)
+        report(place / len(SIDES), f"{known}{side} begins")
         torch.manual_seed(0)
         plain = GPT(
             _CONTEXT,
@@ -78,6 +79,8 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
         num_parameters = sum(param.numel() for param in plain.parameters())
         model = _MADE[side](plain)
         seconds[side] = _steps(model, settings["device"], settings["steps"])
+        known = f"{side} {1 / median(seconds[side]):.3g} steps a second; "
+        report((place + 1) / len(SIDES), known)
         del model, plain
     return {"seconds": seconds, "num_parameters": num_parameters}
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.measure.links import Report, measure_group_links
+from gradwire.planning.measure.group import Report
+from gradwire.planning.measure.links import measure_group_links
 
 from .hosts import Testbed, open_hosts
 from .ranks import run_ranks

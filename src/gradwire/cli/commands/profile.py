@@ -92,7 +92,8 @@ def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if hosts is not None:
             raise invalid("--hosts", hosts, "left out under torchrun", "it measures its own ranks")
-        from ...planning.measure.links import launched_group, measure_group_links
+        from ...planning.measure.group import launched_group
+        from ...planning.measure.links import measure_group_links
 
         known = None if rate is None else parse_rate(rate)
         with progress("measuring the ranks", total=1) as advance, launched_group():

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection, Sequence
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from ...contract.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 Row = dict[str, object]
 """A ``name`` and plain values whose unit stands in the key."""
@@ -126,6 +126,11 @@ def print_table(rows: Sequence[Row], console: Console, *, title: str) -> None:
 
 def _rich_table(rows: Sequence[Row], title: str, *, is_narrow: bool) -> Table:
     """The rows as a table; ``is_narrow`` gives each word of a heading a line."""
+    # Measurements make rows where rich is not installed.
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(
         title=title,
         title_justify="left",

@@ -19,8 +19,7 @@ import platform
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -56,6 +55,7 @@ from ..data.fit import LineFit, fit_line
 from ..data.stored import Stored
 from .codecs import SIZES as CODEC_SIZES
 from .codecs import measure_codecs
+from .group import Report, launched_group
 from .layers import device_waiter, no_progress
 
 Figures = TypeVar("Figures", bound=Stored)
@@ -385,29 +385,6 @@ def _source(where: str) -> str:
 
 
 # ---- the ranks of a process group --------------------------------------------------------------
-
-Report = Callable[[float, str], None]
-"""Tells how far a measurement is: (fraction done in [0, 1], what is going on)."""
-
-
-@contextmanager
-def launched_group(
-    backend: str = "gloo", timeout: datetime.timedelta | None = None
-) -> Iterator[None]:
-    """Joins the group that torchrun's variables describe, and leaves it again at the outermost end.
-
-    Inside of another such block, or where the user's own code has joined already, nothing is done:
-    a group that is joined a second time meets what the first one left in its store.
-    """
-    if dist.is_initialized():
-        yield
-        return
-    dist.init_process_group(backend, timeout=timeout)
-    try:
-        yield
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
 
 
 def measure_group_links(

@@ -1,0 +1,32 @@
+"""The group that ranks measure in, and how they tell of their progress. It needs torch alone."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+Report = Callable[[float, str], None]
+"""Tells how far a measurement is: (fraction done in [0, 1], what is going on)."""
+
+
+@contextmanager
+def launched_group(
+    backend: str = "gloo", timeout: datetime.timedelta | None = None
+) -> Iterator[None]:
+    """Joins the group that torchrun's variables describe, and leaves it again at the outermost end.
+
+    Inside of another such block, or where the user's own code has joined already, nothing is done:
+    a group that is joined a second time meets what the first one left in its store.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group(backend, timeout=timeout)
+    try:
+        yield
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
