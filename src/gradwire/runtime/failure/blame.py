@@ -39,7 +39,8 @@ def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
         text = "a rank with another shard of these layers is lost, and none with this one"
         return Alarm((), step, text)
     if last := pulse.last_ranks():
-        return Alarm(last, step, f"rank {listed(last)} of {world} did not get as far")
+        steps = pulse.local_steps()
+        return Alarm(last, step, f"rank {listed(last)} of {world} did not get as far{steps}")
     return _of_the_network(step)
 
 
@@ -68,7 +69,8 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
                 continue
             if ended:
                 silent, store_lost = ended, False
-        return alarm_of(pulse.rank, world, step, silent, reach, store_lost=store_lost)
+        alarm = alarm_of(pulse.rank, world, step, silent, reach, store_lost=store_lost)
+        return alarm and alarm._replace(text=f"{alarm.text}{pulse.local_steps()}")
 
 
 def _of_the_network(step: int) -> Alarm:

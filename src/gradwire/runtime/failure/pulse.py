@@ -144,11 +144,15 @@ def _plain(text: str) -> str:
 
 
 class Place(NamedTuple):
-    """A rank's progress: its joint calls so far, its step, and the messages launched since."""
+    """A rank's progress: its joint calls so far, its step, and the messages launched since.
+
+    ``local_step`` counts steps that a rank makes by itself, and takes no part in an order of ranks.
+    """
 
     num_calls: int
     step: int
     launched: int
+    local_step: int = 0
 
 
 class Sign(NamedTuple):
@@ -308,9 +312,21 @@ class Pulse:
         """
         with self._news:
             signs = self._signs
-        places = [sign.place for sign in signs]
+        places = [sign.place._replace(local_step=0) for sign in signs]
         late = [r for r, place in enumerate(places) if min(places) == place < max(places)]
         return tuple(rank for rank in late if not signs[rank].waits)
+
+    def local_steps(self) -> str:
+        """The local steps of every rank in words, when signs were last read; empty if all agree.
+
+        A rank whose data have ended makes fewer than others, which then wait for it.
+        """
+        with self._news:
+            counts = [sign.place.local_step for sign in self._signs]
+        if len({*counts}) < 2:
+            return ""
+        words = [f"rank {rank} after {count}" for rank, count in enumerate(counts)]
+        return f" (local steps when last seen: {', '.join(words)})"
 
     def _run(self) -> None:
         quick = _QUICK_ROUNDS
@@ -325,6 +341,7 @@ class Pulse:
                 self._wake.clear()
             if self._store is not None and not self.store_is_lost:
                 with contextlib.suppress(dist.DistError):  # its host may have ended already
+                    self._show()  # others may wait for this rank, and say how far it has got
                     leave(self._store, self._world)
         except BaseException as error:
             text = f"the pulse of rank {self.rank} of {self._world} ended by {said(error)}"
@@ -361,9 +378,7 @@ class Pulse:
 
     def _turn(self) -> None:
         """Writes this rank's sign and alarm to the store, and reads alarms and others' signs."""
-        self._beat += 1
-        sign = ";".join(map(str, (self._beat, int(self.waits()), *self.place)))
-        self._store.set(f"pulse/{self.rank}", sign)
+        self._show()
         if not self.roll_call.is_complete:
             self.roll_call.meet(self._store)
             if self.roll_call.is_complete and self.rank == 0:
@@ -378,6 +393,12 @@ class Pulse:
             sweep(PrefixStore(self._old.pop(), self._store))
         if self._watching:
             self._note([self._read(rank) for rank in range(self._world)])
+
+    def _show(self) -> None:
+        """Writes this rank's sign to the store."""
+        self._beat += 1
+        sign = ";".join(map(str, (self._beat, int(self.waits()), *self.place)))
+        self._store.set(f"pulse/{self.rank}", sign)
 
     def _note(self, signs: Sequence[Sign]) -> None:
         """Gives signs that were just read to those that wait for them."""

@@ -8,7 +8,7 @@ and outer optimizer are the same on all ranks, bit for bit, as they depend on me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -67,10 +67,16 @@ class Outer:
         return found
 
     @torch.no_grad()
-    def restart(self) -> None:
-        """Puts every anchor where its parameter is."""
-        for name, anchor in self.anchors.items():
-            anchor.copy_(self._params[name])
+    def restart(self, names: Iterable[str]) -> None:
+        """Puts the anchors of these names where their parameters are."""
+        for name in names:
+            self.anchors[name].copy_(self._params[name])
+
+    @torch.no_grad()
+    def has_learnt(self) -> bool:
+        """Whether any parameter differs from its anchor, as the parameter's dtype holds it."""
+        named = self.anchors.items()
+        return any(not torch.equal(a.to(self._params[n].dtype), self._params[n]) for n, a in named)
 
     @torch.no_grad()
     def pseudo_gradient(self, name: str) -> Tensor:
@@ -96,10 +102,16 @@ class Outer:
             else:
                 param.copy_(anchor)
 
-    def state(self) -> dict[str, Any]:
-        """Copies of anchors and parameters by name, and the outer optimizer's state_dict."""
+    def state(self, restarted: Collection[str] = ()) -> dict[str, Any]:
+        """Copies of anchors and parameters by name, and the outer optimizer's state_dict.
+
+        Anchors of the ``restarted`` names are as if they were where their parameters are.
+        """
+        anchors = {name: anchor.detach().clone() for name, anchor in self.anchors.items()}
+        for name in restarted:
+            anchors[name].copy_(self._params[name].detach())
         return {
-            "anchors": {name: anchor.detach().clone() for name, anchor in self.anchors.items()},
+            "anchors": anchors,
             "parameters": {name: param.detach().clone() for name, param in self._params.items()},
             "optimizer": deepcopy(self.optimizer.state_dict()),
         }
