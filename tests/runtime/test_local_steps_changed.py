@@ -19,6 +19,7 @@ import gradwire as gw
 from gradwire.errors import LoopMistake, RankFailed
 from gradwire.runtime.local_steps.loads import Loads
 from gradwire.runtime.local_steps.local_steps import Rhythm
+from gradwire.runtime.local_steps.moment import Moment, refuse_unlike
 from tests.each import each
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_local_steps import RHYTHMS, SPARSE, bits, prepared
@@ -61,13 +62,7 @@ def by_data(net: nn.Module, new: Weights) -> None:
         param.data.copy_(new[name])
 
 
-def by_vector(net: nn.Module, new: Weights) -> None:
-    vector = torch.cat([new[name].flatten() for name, _ in net.named_parameters()])
-    nn.utils.vector_to_parameters(vector, net.parameters())
-
-
-WAYS = (by_state_dict, by_parts, by_hand, by_data, by_vector)
-LEARNS_NOTHING = partial(SGD, lr=0.0)
+WAYS = (by_state_dict, by_parts, by_hand, by_data)
 
 
 def frozen(rhythm: Rhythm, exchange: Any) -> tuple[Net, Any, Any]:
@@ -100,11 +95,9 @@ def law_loaded_weights_stay(
 
 MOMENTS = [
     *((way, Rhythm(3), "none", 0) for way in WAYS),
-    *(
-        (by_state_dict, rhythm, "none", at)
-        for rhythm, at in zip(RHYTHMS, (2, 4, 7, 2, 5), strict=True)
-    ),
-    (by_state_dict, Rhythm(3), SPARSE, 0),
+    (by_state_dict, RHYTHMS[0], "none", 2),
+    (by_state_dict, RHYTHMS[3], "none", 3),
+    (by_state_dict, RHYTHMS[4], "none", 5),
     (by_parts, Rhythm(3), SPARSE, 4),
 ]
 
@@ -208,6 +201,36 @@ def others_load(rank: int, world: int) -> str:
 def test_ranks_that_load_different_weights_are_refused(doomed_two: Ranks) -> None:
     for text in doomed_two.run(others_load):
         assert "ranks loaded different weights" in text
+
+
+LOADED = Moment(4, False, True, 1, 77)
+NOT_LOADED = Moment(4, False, True, 0, 0)
+ENDS = Moment(3, True, True, 0, 0)
+UNLIKE: list[tuple[list[Moment], tuple[int, ...], str]] = [
+    (
+        [ENDS, NOT_LOADED, ENDS],
+        (0, 2),
+        "rank 0, 2 of 3 called end_period() after 3, 3 local steps, and rank 1 exchanged after 4",
+    ),
+    ([NOT_LOADED, LOADED], (1,), "rank 1 of 2 loaded weights after gw.local_steps, and rank 0 did"),
+    ([LOADED, LOADED._replace(loads=78)], (0, 1), "ranks loaded different weights"),
+]
+
+
+@each("moments, ranks, said", UNLIKE, ids=["end", "some", "others"])
+def test_moments_that_do_not_belong_together_are_refused(
+    moments: list[Moment], ranks: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(RankFailed) as caught:
+        refuse_unlike(moments, 7)
+    assert said in str(caught.value)
+    assert (caught.value.ranks, caught.value.step) == (ranks, 7)
+
+
+def test_ranks_may_exchange_after_different_numbers_of_steps() -> None:
+    """A loss scaler may have skipped one of them."""
+    refuse_unlike([ENDS, ENDS._replace(local_step=9, has_learnt=False)], 0)
+    refuse_unlike([LOADED, LOADED._replace(local_step=9)], 0)
 
 
 # ---- what is no load -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Counting: the optimizer whose steps are local steps, also where a loop makes a new one.
+"""Counting: the optimizer whose steps are local steps, even if a loop makes a new one.
 
 The optimizer that was given counts. Others may hold parameters of the model too, and step beside
 it, within it or around it. An optimizer takes the place of the one that counts if it steps twice
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -19,20 +19,17 @@ from torch.optim import Optimizer
 _log = logging.getLogger("gradwire")
 
 
-class Counts(Protocol):
-    """The handle whose steps are counted."""
-
-    def before_step(self) -> None: ...
-
-    def after_step(self) -> None: ...
-
-    def count_step(self, *, uncounted: int = 0) -> None: ...
-
-
 class Counting:
-    """Sees the steps of every optimizer of the process, and has those of one counted.
+    """Sees the steps of every optimizer of the process, and counts those of one.
 
-    ``params`` are the parameters that are exchanged, and ``every`` the steps of a period.
+    ``params`` are the parameters that are exchanged, and ``every`` is the steps of a period.
+
+    >>> from torch import nn, optim
+    >>> model = nn.Linear(2, 1)
+    >>> first, second = (optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    >>> counting = Counting(first, model.parameters(), every=4)
+    >>> [counting.leaves(optimizer) for optimizer in (first, second, first, second, second)]
+    [1, 0, 1, 0, 2]
     """
 
     def __init__(self, optimizer: Optimizer, params: Iterable[Tensor], every: int) -> None:
@@ -46,40 +43,41 @@ class Counting:
         self._optimizer, self._others = optimizer, Counter()
         self._own = {id(param) for param in _params_of(optimizer)}
 
-    def before(self, handle: Counts, optimizer: Optimizer) -> None:
-        """Called before a step of any optimizer."""
+    def enters(self, optimizer: Optimizer) -> bool:
+        """Notes that an optimizer is about to step; whether it holds parameters of the model."""
         if optimizer is self._optimizer:
             self._is_within = True
-            handle.before_step()
-        elif self._holds(optimizer, self._params):
-            handle.before_step()
+            return True
+        return self._holds(optimizer, self._params)
 
-    def after(self, handle: Counts, optimizer: Optimizer) -> None:
-        """Called after a step of any optimizer."""
+    def leaves(self, optimizer: Optimizer) -> int | None:
+        """Notes that an optimizer has stepped.
+
+        Returns:
+            The local steps to count, as some may not have been counted before; None if the
+            optimizer holds no parameters of the model.
+        """
         if optimizer is self._optimizer:
             self._is_within = False
             self._others.clear()
-            handle.after_step()
-            handle.count_step()
-        elif self._holds(optimizer, self._params):
-            handle.after_step()
-            if not self._is_within:
-                self._note_other(handle, optimizer)
-
-    def _note_other(self, handle: Counts, optimizer: Optimizer) -> None:
-        """Notes a step of another optimizer, which may take the place of the one that counts."""
-        uncounted = self._others[id(optimizer)]
+            return 1
+        if not self._holds(optimizer, self._params):
+            return None
+        if self._is_within:
+            return 0
         self._others[id(optimizer)] += 1
-        is_shared = self._holds(optimizer, self._own)
-        if uncounted >= (1 if is_shared else self._every):
-            _log.warning(
-                "%s counts from now on, in place of %s, which steps no more; to choose the "
-                "optimizer yourself, call detach(), then gw.local_steps with it",
-                type(optimizer).__name__,
-                type(self._optimizer).__name__,
-            )
-            self._use(optimizer)
-            handle.count_step(uncounted=uncounted)
+        num_steps = self._others[id(optimizer)]
+        most = 1 if self._holds(optimizer, self._own) else self._every
+        if num_steps <= most:
+            return 0
+        _log.warning(
+            "%s counts from now on, in place of %s, which steps no more; to choose the optimizer "
+            "yourself, call detach(), then gw.local_steps with it",
+            type(optimizer).__name__,
+            type(self._optimizer).__name__,
+        )
+        self._use(optimizer)
+        return num_steps
 
     @staticmethod
     def _holds(optimizer: Any, ids: set[int]) -> bool:

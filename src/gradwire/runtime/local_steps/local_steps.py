@@ -150,22 +150,17 @@ class LocalSteps(Handle):
         """Does nothing: gradients always stay on this rank until the optimizer steps."""
         yield
 
-    def before_step(self) -> None:
-        """Prepares for a step of an optimizer that holds parameters of the model."""
-        self._take_loads()
+    def _count(self, num_steps: int) -> None:
+        """Counts the step of an optimizer, and does what is due after it.
 
-    def after_step(self) -> None:
-        """Notes a step of an optimizer that holds parameters of the model."""
-        self._has_stepped = True
-
-    def count_step(self, *, uncounted: int = 0) -> None:
-        """Counts a local step, and does what is due after it; called by the optimizer's hook.
-
-        ``uncounted`` are steps before it that were not counted.
+        ``num_steps`` has steps before it that were not counted; 0 if this one does not count.
         """
+        self._has_stepped = True
+        if not num_steps:
+            return
         self._engine.check()
         rhythm = self._rhythm
-        self._local_step += 1 + uncounted
+        self._local_step += num_steps
         self._position += 1
         self._engine.show_local_step(self._local_step)
         if self._left:
@@ -361,11 +356,13 @@ def local_steps(
     The loop stays as it is on one rank. After each ``every``-th ``optimizer.step()`` ranks exchange
     pseudo-gradients. A pseudo-gradient is the anchor (the parameter after the last exchange) minus
     the parameter. The outer optimizer steps anchors by the mean, and training goes on from there.
-    All ranks pass the same arguments and make as many steps.
+    All ranks pass the same arguments and make as many steps. Weights that all ranks load later, by
+    ``load_state_dict`` of the model, are no pseudo-gradient: anchors restart there.
 
     Args:
         model: A module, or a DDP model, which then exchanges nothing itself.
-        optimizer: The optimizer that the loop steps.
+        optimizer: The optimizer that the loop steps. If the loop makes a new one of the same
+            parameters, its steps count from its second step on.
         exchange: A compressor, an exchange, or a name.
         every: Local steps between two exchanges.
         outer: A function that makes the outer optimizer of anchors. The default is DiLoCo's,
@@ -384,12 +381,15 @@ def local_steps(
         failure: Only ``timeout`` and ``checksums``.
 
     Returns:
-        The handle. Call its ``end_period()`` before evaluation and at the end of training.
+        The handle. Call its ``end_period()`` on all ranks at the end of training. Evaluate its
+        ``anchors()``, or the model as it is, which has this rank's own parameters.
 
     Raises:
         InvalidSetting: A value is not accepted.
         RanksDiffer: Ranks passed different models or settings.
         RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or late by the time-out.
+        LoopMistake: Raised by ``optimizer.step()`` on all ranks if only some ranks have loaded
+            weights or called ``end_period()``, or if they have loaded different weights.
 
     >>> import torch
     >>> import gradwire as gw
@@ -485,12 +485,14 @@ class _Locally(Attachment):
         counting = Counting(self._optimizer, params, self.rhythm.every)
 
         def before(optimizer: Optimizer, *_: Any) -> None:
-            if (living := this()) is not None:
-                counting.before(living, optimizer)
+            if (living := this()) is not None and counting.enters(optimizer):
+                living._take_loads()
 
         def after(optimizer: Optimizer, *_: Any) -> None:
             if (living := this()) is not None:
-                counting.after(living, optimizer)
+                num_steps = counting.leaves(optimizer)
+                if num_steps is not None:
+                    living._count(num_steps)
 
         hooks = (
             register_optimizer_step_pre_hook(untraced(before)),

@@ -21,6 +21,7 @@ from ...contract.spec import working_dtype
 from ...errors import InvalidSetting, invalid
 from ...planning.default_fusion import NamedParam
 from ..state.checkpoint import refuse_values
+from .loads import NO_LOADS
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
 """A function that makes the outer optimizer of anchors, as ``functools.partial`` of a class is."""
@@ -30,6 +31,7 @@ DILOCO: MakeOuter = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 _REMEDY = "write functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)"
 _DICTS = ("anchors", "parameters", "arriving", "optimizer")
 _KINDS: dict[str, type] = {**dict.fromkeys(_DICTS, dict), "position": int, "left": int}
+_LOADS_END = 2**32
 _DAMAGED = "load an undamaged checkpoint of the same model"
 
 
@@ -181,6 +183,11 @@ def check_outer(saved: Any, whose: str = "the state") -> None:
     if min(saved["position"], saved["left"]) < 0:
         given = min(saved["position"], saved["left"])
         raise invalid(f"position in the period of {whose}", given, "at least 0", _DAMAGED)
+    loads = saved.get("loads", NO_LOADS)
+    is_pair = isinstance(loads, tuple | list) and len(loads) == len(NO_LOADS)
+    if not is_pair or not all(type(one) is int and 0 <= one < _LOADS_END for one in loads):
+        accepted = f"two integers from 0 to {_LOADS_END - 1}"
+        raise invalid(f"loads of {whose}", loads, accepted, _DAMAGED)
 
 
 def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
