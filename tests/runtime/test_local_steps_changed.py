@@ -19,7 +19,7 @@ import gradwire as gw
 from gradwire.errors import LoopMistake, RankFailed
 from gradwire.runtime.local_steps.loads import Loads
 from gradwire.runtime.local_steps.local_steps import Rhythm
-from gradwire.runtime.local_steps.moment import Moment, refuse_unlike
+from gradwire.runtime.local_steps.moment import LoopMoment, refuse_unlike
 from tests.each import each
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_local_steps import RHYTHMS, SPARSE, bits, prepared
@@ -203,10 +203,10 @@ def test_ranks_that_load_different_weights_are_refused(doomed_two: Ranks) -> Non
         assert "ranks loaded different weights" in text
 
 
-LOADED = Moment(4, False, True, 1, 77)
-NOT_LOADED = Moment(4, False, True, 0, 0)
-ENDS = Moment(3, True, True, 0, 0)
-UNLIKE: list[tuple[list[Moment], tuple[int, ...], str]] = [
+LOADED = LoopMoment(4, False, True, 1, 77)
+NOT_LOADED = LoopMoment(4, False, True, 0, 0)
+ENDS = LoopMoment(3, True, True, 0, 0)
+UNLIKE: list[tuple[list[LoopMoment], tuple[int, ...], str]] = [
     (
         [ENDS, NOT_LOADED, ENDS],
         (0, 2),
@@ -219,7 +219,7 @@ UNLIKE: list[tuple[list[Moment], tuple[int, ...], str]] = [
 
 @each("moments, ranks, said", UNLIKE, ids=["end", "some", "others"])
 def test_moments_that_do_not_belong_together_are_refused(
-    moments: list[Moment], ranks: tuple[int, ...], said: str
+    moments: list[LoopMoment], ranks: tuple[int, ...], said: str
 ) -> None:
     with pytest.raises(RankFailed) as caught:
         refuse_unlike(moments, 7)
@@ -453,6 +453,16 @@ def ended_again(rank: int, world: int) -> None:
 @pytest.mark.multi
 def test_a_period_without_a_step_does_not_end(two: Ranks) -> None:
     two.run(ended_again)
+
+
+def test_a_period_without_a_step_does_not_end_where_parameters_are_no_numbers() -> None:
+    net = Net()
+    with torch.no_grad():
+        net.last.bias.fill_(torch.nan)
+    handle = gw.local_steps(net, SGD(net.parameters(), lr=0.1), "none", every=4)
+    handle.end_period()
+    assert handle.stats()["exchanges"] == 0
+    handle.detach()
 
 
 def evaluated_each_five(rank: int, world: int) -> None:

@@ -55,7 +55,7 @@ from ..step.task_graph import Task
 from ..step.wire import Group
 from .counting import Counting
 from .loads import NO_LOADS, Loads
-from .moment import Moment, moments_of_all
+from .moment import LoopMoment, moments_of_all
 from .outer import DILOCO, MakeOuter, Outer
 
 
@@ -200,21 +200,21 @@ class LocalSteps(Handle):
         self._position = 0
         self._has_stepped = False
 
-    def _moments_at_end(self) -> list[Moment]:
+    def _moments_at_end(self) -> list[LoopMoment]:
         """The moments of all ranks, which have all called ``end_period``."""
         self._tell(ends_period=True)
         telling = self._telling
         self._hear()
         if telling is None:
             return [self._moment(ends_period=True)]
-        moments: list[Moment] = telling.result
+        moments: list[LoopMoment] = telling.result
         return moments
 
-    def _moment(self, *, ends_period: bool) -> Moment:
+    def _moment(self, *, ends_period: bool) -> LoopMoment:
         # Anchors are looked at only where it matters.
         has_learnt = self._has_stepped or bool(self._arriving) or not ends_period
         has_learnt = has_learnt or self._outer.has_learnt()
-        return Moment(self._local_step, ends_period, has_learnt, *self._loads.tally)
+        return LoopMoment(self._local_step, ends_period, has_learnt, *self._loads.tally)
 
     def _tell(self, *, ends_period: bool) -> None:
         """Has ranks tell each other their moments beside what follows."""

@@ -1,4 +1,4 @@
-"""Moment: where a rank's loop is when it exchanges, which ranks tell each other beside it.
+"""LoopMoment: where a rank's loop is when it exchanges, which ranks tell each other beside it.
 
 Ranks exchange in the same order, so messages meet which were not meant for each other if one rank
 ends a period by hand and another does not, or if only one has loaded weights. All ranks see all
@@ -27,7 +27,7 @@ _LOAD_REMEDY = (
 )
 
 
-class Moment(NamedTuple):
+class LoopMoment(NamedTuple):
     """The moment of one rank."""
 
     local_step: int
@@ -40,7 +40,7 @@ class Moment(NamedTuple):
     """A checksum of what was loaded."""
 
 
-def moments_of_all(world: int, step: int, own: Moment) -> Steps[list[Moment]]:
+def moments_of_all(world: int, step: int, own: LoopMoment) -> Steps[list[LoopMoment]]:
     """The steps by which ranks tell each other their moments; returns them in rank order.
 
     Raises ``RankFailed``, on every rank alike, if they do not belong together.
@@ -48,14 +48,14 @@ def moments_of_all(world: int, step: int, own: Moment) -> Steps[list[Moment]]:
     row = torch.tensor(own, dtype=torch.int64, device="cpu")
     rows = yield from rows_of_all(world, row)
     moments = [
-        Moment(local_step, bool(ends_period), bool(has_learnt), num_loads, loads)
+        LoopMoment(local_step, bool(ends_period), bool(has_learnt), num_loads, loads)
         for local_step, ends_period, has_learnt, num_loads, loads in rows.tolist()
     ]
     refuse_unlike(moments, step)
     return moments
 
 
-def refuse_unlike(moments: Sequence[Moment], step: int) -> None:
+def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
     """Raises ``RankFailed`` if ranks exchange at moments that do not belong together."""
     world, ranks = len(moments), range(len(moments))
     ending = tuple(rank for rank in ranks if moments[rank].ends_period)

@@ -77,8 +77,11 @@ class Outer:
     @torch.no_grad()
     def has_learnt(self) -> bool:
         """Whether any parameter differs from its anchor, as the parameter's dtype holds it."""
-        named = self.anchors.items()
-        return any(not torch.equal(a.to(self._params[n].dtype), self._params[n]) for n, a in named)
+        for name, anchor in self.anchors.items():
+            param = self._params[name]
+            if not torch.allclose(anchor.to(param.dtype), param, rtol=0, atol=0, equal_nan=True):
+                return True
+        return False
 
     @torch.no_grad()
     def pseudo_gradient(self, name: str) -> Tensor:
