@@ -180,7 +180,7 @@ def evaluates(
     rank: int, world: int, folder: str, train: Callable[..., list[Any]], every: int
 ) -> None:
     """Trains with an evaluation in each of ``every`` steps, and without any."""
-    begin = partial(gw.recipes.diloco, every=16)
+    begin = partial(gw.recipes.localsgd, every=16)
     off: dict[str, Any] = {"begin": begin}
     on: dict[str, Any] = {"begin": begin}
     if train is by_transformers:
@@ -192,6 +192,7 @@ def evaluates(
     expected = [40, 3]
     *counts, bits, anchors = train(rank, world, folder, 40, False, **off)
     assert counts == expected, counts
+    assert all(param.isfinite().all() for param in bits)
     found = train(rank, world, folder, 40, False, **on)
     assert found[:2] == expected, found[:2]
     assert all(map(torch.equal, found[2], bits))
