@@ -148,6 +148,20 @@ def test_what_a_store_does_not_tell_is_no_silence(monkeypatch: pytest.MonkeyPatc
         assert read(monkeypatch, *script) == ((0,), True)
 
 
+def test_local_steps_are_told_where_they_differ() -> None:
+    one = Scripted("test", 1, 3, lambda alarm: None, lambda: None, lambda error: None)
+    for counts, said in (
+        ((4, 4, 4), ""),
+        (
+            (4, 7, 4),
+            " (local steps when last seen: rank 0 after 4, rank 1 after 7, rank 2 after 4)",
+        ),
+    ):
+        one._note([Sign(1, Place(0, 2, 1, count)) for count in counts])
+        assert one.local_steps() == said
+        assert one.last_ranks() == ()  # they take no part in the order of ranks
+
+
 def test_a_number_stands_still_only_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 0.2, 30.0, 30.3, 30.4, 50.0])
     monkeypatch.setattr(pulse.time, "monotonic", lambda: next(now))
@@ -169,6 +183,9 @@ class Silent:
     def ask(self) -> tuple[dict[int, Reach], bytes]:
         with self._lock:
             return self._reach[min(self.looks, len(self._reach) - 1)], b""
+
+    def local_steps(self) -> str:
+        return ""
 
     def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
         time.sleep(0.05)  # for who asks at the doors
