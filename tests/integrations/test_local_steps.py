@@ -1,4 +1,7 @@
-"""Local steps through each framework's adapter: ranks agree at its checkpoints, and go on there."""
+"""Local steps through each framework's adapter: ranks agree at its checkpoints, and go on there.
+
+An evaluation changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,9 @@ def by_accelerate(rank: int, world: int, folder: str, steps: int, resumes: bool)
     return told(attachment, model)
 
 
-def by_transformers(rank: int, world: int, folder: str, steps: int, resumes: bool) -> list[Any]:
+def by_transformers(
+    rank: int, world: int, folder: str, steps: int, resumes: bool, **settings: Any
+) -> list[Any]:
     launched(rank, world)
     from transformers import Trainer, TrainingArguments
 
@@ -72,11 +77,12 @@ def by_transformers(rank: int, world: int, folder: str, steps: int, resumes: boo
         def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
             return {"loss": loss_of(self.net, inputs)}
 
+    begin = settings.pop("begin", BEGIN)
+    settings = {"save_strategy": "steps", "save_steps": 4, **settings}
     args = TrainingArguments(
         output_dir=folder,
         max_steps=steps,
-        save_strategy="steps",
-        save_steps=4,
+        **settings,
         logging_steps=100,
         per_device_train_batch_size=2,
         use_cpu=True,
@@ -88,8 +94,8 @@ def by_transformers(rank: int, world: int, folder: str, steps: int, resumes: boo
         ddp_find_unused_parameters=False,
     )
     data = [{"inputs": row, "labels": row.sum()} for row in DRAWS]
-    trainer = Trainer(Sum(), args, train_dataset=data)
-    attachment = hook_trainer(trainer, BEGIN)
+    trainer = Trainer(Sum(), args, train_dataset=data, eval_dataset=data[:8])
+    attachment = hook_trainer(trainer, begin)
     if rank == 0:
         attachment.log_to(trainer, every=1)
     trainer.train(resume_from_checkpoint=resumes or None)
@@ -98,7 +104,9 @@ def by_transformers(rank: int, world: int, folder: str, steps: int, resumes: boo
     return told(attachment, trainer.model)
 
 
-def by_lightning(rank: int, world: int, folder: str, steps: int, resumes: bool) -> list[Any]:
+def by_lightning(
+    rank: int, world: int, folder: str, steps: int, resumes: bool, **settings: Any
+) -> list[Any]:
     launched(rank, world)
     from lightning.pytorch import LightningModule, Trainer
     from torch.utils.data import DataLoader, TensorDataset
@@ -119,7 +127,7 @@ def by_lightning(rank: int, world: int, folder: str, steps: int, resumes: bool) 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.05)
 
-    strategy = GradwireStrategy(BEGIN)
+    strategy = GradwireStrategy(settings.pop("begin", BEGIN))
     trainer = Trainer(
         strategy=strategy,
         accelerator="cpu",
@@ -129,6 +137,7 @@ def by_lightning(rank: int, world: int, folder: str, steps: int, resumes: bool) 
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **settings,
     )
     data = DataLoader(TensorDataset(DRAWS[:16]), batch_size=2, shuffle=False)
     path, model = Path(folder) / "last.ckpt", Sum()
@@ -160,8 +169,42 @@ def test_ranks_agree_at_checkpoints_and_go_on_there(
             assert all(map(torch.equal, bits, anchors))
         parted = found
     whole = two.run(train, str(tmp_path / "whole"), 8, False)
-    if train is by_accelerate:  # which saved once, and so exchanged in other steps
+    if train is not by_transformers:  # others saved once, and so exchanged in other steps
         assert whole[0][:2] == [8, 3]
     else:
         assert whole[0][:2] == [8, 4]
         assert all(map(torch.equal, whole[0][2], parted[0][2]))
+
+
+def evaluates(
+    rank: int, world: int, folder: str, train: Callable[..., list[Any]], every: int
+) -> None:
+    """Trains with an evaluation in each of ``every`` steps, and without any."""
+    begin = partial(gw.recipes.localsgd, every=16)
+    off: dict[str, Any] = {"begin": begin}
+    on: dict[str, Any] = {"begin": begin}
+    if train is by_transformers:
+        off |= {"save_strategy": "no"}
+        on |= {"save_strategy": "no", "eval_strategy": "steps", "eval_steps": every}
+    else:
+        off |= {"limit_val_batches": 0}
+        on |= {"val_check_interval": every}
+    expected = [40, 3]
+    *counts, bits, anchors = train(rank, world, folder, 40, False, **off)
+    assert counts == expected, counts
+    assert all(param.isfinite().all() for param in bits)
+    found = train(rank, world, folder, 40, False, **on)
+    assert found[:2] == expected, found[:2]
+    assert all(map(torch.equal, found[2], bits))
+    assert all(map(torch.equal, found[3], anchors))
+
+
+@pytest.mark.parametrize(
+    ("train", "every"), [(by_transformers, 16), (by_transformers, 5), (by_lightning, 2)]
+)
+def test_an_evaluation_changes_nothing(
+    train: Callable[..., list[Any]], every: int, two: Ranks, tmp_path: Path
+) -> None:
+    if importlib.util.find_spec(train.__name__.removeprefix("by_")) is None:
+        pytest.skip("run: pip install 'gradwire[frameworks]'")
+    two.run(evaluates, str(tmp_path), train, every)

@@ -499,6 +499,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no step": (lambda s: s.pop("local_step"), "local_step of the state must be a whole number"),
     "a list": (lambda s: s["outer"].update(anchors=[]), "its anchors is missing or no dict"),
     "place": (lambda s: s["outer"].update(position=-1), "position in the period"),
+    "loads": (lambda s: s["outer"].update(loads=(1, 2**63)), "loads of the state must be two int"),
     "name": (lambda s: s["outer"]["anchors"].pop(WEIGHT), f"has {WEIGHT} among its anchors"),
     "shape": (lambda s: s["outer"]["anchors"].update({WEIGHT: torch.ones(3)}), "must be .5, 29."),
     "nan": (lambda s: s["outer"]["parameters"][WEIGHT].fill_(torch.nan), "must be finite"),

@@ -215,6 +215,20 @@ def test_what_a_store_does_not_tell_is_no_silence(monkeypatch: pytest.MonkeyPatc
         assert read(monkeypatch, *script) == ((0,), True)
 
 
+def test_local_steps_are_told_where_they_differ() -> None:
+    one = Scripted("test", 1, 3, lambda alarm: None, lambda: None, lambda error: None)
+    for counts, said in (
+        ((4, 4, 4), ""),
+        (
+            (4, 7, 4),
+            " (local steps when last seen: rank 0 after 4, rank 1 after 7, rank 2 after 4)",
+        ),
+    ):
+        one._note([Sign(1, Place(0, 2, 1, count)) for count in counts])
+        assert one.local_steps() == said
+        assert one.last_ranks() == ()  # they take no part in the order of ranks
+
+
 def test_a_number_stands_still_only_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, one, found = Clock(), Stillness(), list[float]()
     monkeypatch.setattr(pulse, "time", clock)
@@ -241,6 +255,9 @@ class Silent:
 
     def detached(self) -> set[int]:
         return set()
+
+    def local_steps(self) -> str:
+        return ""
 
     def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
         assert self._asked.acquire(timeout=HANG_S)

@@ -48,8 +48,6 @@ class _Held:
     optimizer: Optimizer | None = None
     handle: Any = None
     state: dict[str, Any] | None = None
-    ended_at: int = 0
-    """The local step behind which its period was ended last."""
 
 
 class FrameworkAttachment:
@@ -193,18 +191,15 @@ class FrameworkAttachment:
     def end_period(self) -> None:
         """Ends each period of local steps, so that all ranks have the same parameters.
 
-        Nothing happens without local steps, or if none was taken since the last call.
+        Nothing happens without local steps, or if no rank has made one since the last call.
         """
-        for held in self._attached:
-            if self._is_local and held.handle.step != held.ended_at:
-                held.handle.end_period()
-                held.ended_at = held.handle.step
+        for handle in self.handles if self._is_local else ():
+            handle.end_period()  # type: ignore[attr-defined]
 
     def put(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Loads a state into each handle, in the order of ``handles``."""
         for held, state in zip(self._attached, states, strict=True):
             held.handle.load_state_dict(state)
-            held.ended_at = held.handle.step
 
     def _of(self, module: nn.Module) -> _Held:
         found = next((held for held in self._held if held.module is module), None)

@@ -86,12 +86,8 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
         found: dict[str, Any] = super().lightning_module_state_dict()
         return found
 
-    def on_validation_start(self) -> None:
-        """Ends a period of local steps, as the next one does."""
-        self.attachment.end_period()
-        super().on_validation_start()
-
     def on_train_end(self) -> None:
+        """Ends a period of local steps."""
         self.attachment.end_period()
         super().on_train_end()
 

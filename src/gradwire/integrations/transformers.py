@@ -88,10 +88,15 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
             self._attachment.load(self.resumed)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        if control.should_save or control.should_evaluate or control.should_training_stop:
+        if control.should_save or control.should_training_stop:
             self._attachment.end_period()
 
     on_epoch_end = on_step_end
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Ends a period where the trainer decides after this whether to save the model."""
+        if args.save_strategy == "best":
+            self._attachment.end_period()
 
     def on_train_end(self, *args: Any, **others: Any) -> None:
         self._attachment.end_period()

@@ -46,7 +46,8 @@ def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
         text = "a rank with another shard of these layers is lost, and none with this one"
         return Alarm((), step, text)
     if last := pulse.last_ranks():
-        return Alarm(last, step, f"rank {listed(last)} of {world} did not get as far")
+        steps = pulse.local_steps()
+        return Alarm(last, step, f"rank {listed(last)} of {world} did not get as far{steps}")
     return _of_the_network(step)
 
 
@@ -77,7 +78,8 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
                 silent, store_lost = ended, False
         left = dict.fromkeys(pulse.detached() & reach.keys(), Reach.DETACHED)
         reach = {**reach, **left}
-        return alarm_of(pulse.rank, world, step, silent, reach, store_lost=store_lost)
+        alarm = alarm_of(pulse.rank, world, step, silent, reach, store_lost=store_lost)
+        return alarm and alarm._replace(text=f"{alarm.text}{pulse.local_steps()}")
 
 
 def _of_the_network(step: int) -> Alarm:

@@ -153,11 +153,15 @@ _DETACHED = -1
 
 
 class Place(NamedTuple):
-    """A rank's progress: its joint calls so far, its step, and the messages launched since."""
+    """A rank's progress: its joint calls so far, its step, and the messages launched since.
+
+    ``local_step`` counts steps that a rank makes by itself, and takes no part in an order of ranks.
+    """
 
     num_calls: int
     step: int
     launched: int
+    local_step: int = 0
 
 
 class Sign(NamedTuple):
@@ -329,9 +333,21 @@ class Pulse:
         """
         with self._news:
             signs = self._signs
-        places = [sign.place for sign in signs]
+        places = [sign.place._replace(local_step=0) for sign in signs]
         late = [r for r, place in enumerate(places) if min(places) == place < max(places)]
         return tuple(rank for rank in late if not signs[rank].waits)
+
+    def local_steps(self) -> str:
+        """The local steps of every rank in words, when signs were last read; empty if all agree.
+
+        A rank whose data have ended makes fewer than others, which then wait for it.
+        """
+        with self._news:
+            counts = [sign.place.local_step for sign in self._signs]
+        if len({*counts}) < 2:
+            return ""
+        words = [f"rank {rank} after {count}" for rank, count in enumerate(counts)]
+        return f" (local steps when last seen: {', '.join(words)})"
 
     def _run(self) -> None:
         quick = _QUICK_ROUNDS
@@ -346,9 +362,9 @@ class Pulse:
                 self._wake.clear()
             if self._store is not None and not self.store_is_lost:
                 with contextlib.suppress(dist.DistError):  # its host may have ended already
-                    if self.detaches:
-                        self._beat = _DETACHED
-                        self._show()
+                    # Others may wait for this rank, and say how far it has got.
+                    self._beat = _DETACHED if self.detaches else self._beat + 1
+                    self._show()
                     leave(self._store, self._world)
         except BaseException as error:
             text = f"the pulse of rank {self.rank} of {self._world} ended by {said(error)}"
@@ -384,6 +400,7 @@ class Pulse:
         return not self.store_is_lost
 
     def _show(self) -> None:
+        """Writes this rank's sign to the store."""
         sign = ";".join(map(str, (self._beat, int(self.waits()), *self.place)))
         self._store.set(f"pulse/{self.rank}", sign)
 

@@ -7,4 +7,7 @@ messages, engine, states and checkpoints. One fragment is on its way at a time, 
 before the next launch. What an exchange loses stays in a residual. What a rank learnt since the
 launch stays in its parameters, but for what ``mixing`` drops of it. Other ranks that load a
 checkpoint go on from the mean of the old ones' parameters: the mean pseudo-gradient is as it was.
+
+Anchors restart at weights that a loop loads (``loads.py``). Beside each exchange ranks tell each
+other where their loops are, and refuse alike what does not belong together (``moment.py``).
 """

@@ -30,6 +30,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ...contract import Compressor, Exchange
 from ...contract.bounds import check_whole
@@ -49,7 +53,11 @@ from ..step.hooks import Strangers
 from ..step.messages import Message, refuse_complex
 from ..step.progress import Progress
 from ..step.synchroniser import Check
+from ..step.task_graph import Task
 from ..step.wire import Group
+from .counting import Counting
+from .loads import NO_LOADS, Loads
+from .moment import LoopMoment, moments_of_all
 from .outer import DILOCO, MakeOuter, Outer
 
 
@@ -85,6 +93,11 @@ class Rhythm:
         """Local steps from one exchange to the next."""
         return self.every // self.fragments
 
+    @property
+    def settles(self) -> bool:
+        """Whether every parameter is its anchor after each exchange."""
+        return self.fragments == 1 and not self.delay and not self.mixing
+
 
 class LocalSteps(Handle):
     """The handle that ``gw.local_steps`` returns. Other methods are those of ``Handle``."""
@@ -103,6 +116,12 @@ class LocalSteps(Handle):
         self._left = 0
         """Local steps until ``_arriving`` takes effect; 0 where nothing is on its way."""
         self._arriving: dict[str, Tensor] = {}
+        self._telling: Task | None = None
+        """The end of ranks telling each other their moments; None where all are known."""
+        self._has_stepped = False
+        """Whether an optimizer has stepped since parameters were their anchors."""
+        self._loads = Loads(way.model, way.params, self._take_loads, undo)
+        self._loads.note()
         this = weakref.ref(self)
 
         def settle() -> None:
@@ -133,12 +152,19 @@ class LocalSteps(Handle):
         """Does nothing: gradients always stay on this rank until the optimizer steps."""
         yield
 
-    def count_step(self) -> None:
-        """Counts a local step, and does what is due after it; called by the optimizer's hook."""
+    def _count(self, num_steps: int) -> None:
+        """Counts the step of an optimizer, and does what is due after it.
+
+        ``num_steps`` has steps before it that were not counted; 0 if this one does not count.
+        """
+        self._has_stepped = True
+        if not num_steps:
+            return
         self._engine.check()
         rhythm = self._rhythm
-        self._local_step += 1
+        self._local_step += num_steps
         self._position += 1
+        self._engine.show_local_step(self._local_step)
         if self._left:
             self._left -= 1
             if not self._left:
@@ -148,35 +174,92 @@ class LocalSteps(Handle):
             if self._left:  # a state that was saved with a longer delay
                 self._apply(rhythm.mixing)
             self._position %= rhythm.every
-            self._launch(self._fragments[number - 1])
+            self._launch(self._fragments[number - 1], tells=True)
             self._left = rhythm.delay
             if not rhythm.delay:
                 self._apply(rhythm.mixing)
+            self._has_stepped = not rhythm.settles
 
     def end_period(self) -> None:
         """Exchanges everything now. All ranks then have the same parameters, and a new period
         begins.
 
-        All ranks must call this between the same two steps: before evaluation, and at the end of
-        training.
+        Nothing happens if no rank has made a step since the last exchange of everything. All ranks
+        must call this between the same two steps, for example at the end of training. It is an
+        exchange, so training goes on otherwise than without the call.
+
+        Raises:
+            LoopMistake: Other ranks have not called it, or ranks have loaded different weights.
         """
         self._between_steps("end_period()")
+        self._take_loads()
+        if not any(moment.has_learnt for moment in self._moments_at_end()):
+            return
         self._apply(self._rhythm.mixing)
         for names in self._fragments:
             self._launch(names)
             self._apply(0.0)
         self._position = 0
+        self._has_stepped = False
 
-    def _launch(self, names: Sequence[str]) -> None:
-        """Sends this rank's pseudo-gradients on their way."""
+    def _moments_at_end(self) -> list[LoopMoment]:
+        """The moments of all ranks, which have all called ``end_period``."""
+        self._tell(ends_period=True)
+        telling = self._telling
+        self._hear()
+        if telling is None:
+            return [self._moment(ends_period=True)]
+        moments: list[LoopMoment] = telling.result
+        return moments
+
+    def _moment(self, *, ends_period: bool) -> LoopMoment:
+        # Anchors are looked at only where it matters.
+        has_learnt = self._has_stepped or bool(self._arriving) or not ends_period
+        has_learnt = has_learnt or self._outer.has_learnt()
+        return LoopMoment(self._local_step, ends_period, has_learnt, *self._loads.tally)
+
+    def _tell(self, *, ends_period: bool) -> None:
+        """Has ranks tell each other their moments beside what follows."""
+        engine = self._engine
+        if engine.world > 1:
+            own = self._moment(ends_period=ends_period)
+            steps = moments_of_all(engine.world, self._progress.step, own)
+            self._telling = engine.launch(0, "moments", steps, is_control=True)
+
+    def _hear(self) -> None:
+        """Waits for the moments of other ranks, if they are not known."""
+        telling = self._telling
+        self._telling = None
+        if telling is not None:
+            self._engine.wait([telling])
+
+    def _take_loads(self) -> None:
+        """Restarts the anchors of what was loaded since the last step, where it was loaded.
+
+        Means on their way to these are not applied, as they are of what was there before.
+        """
+        if not self._loads.may_be_pending:
+            return
+        loaded = self._loads.pending()
+        dropped = loaded.keys() & self._arriving.keys()
+        self._loads.take(loaded, dropped)
+        for name in dropped:
+            del self._arriving[name]
+        self._outer.restart(loaded)
+
+    def _launch(self, names: Sequence[str], *, tells: bool = False) -> None:
+        """Sends this rank's pseudo-gradients on their way, and if it ``tells``, its moment."""
         self._strangers.before_backward()
         self._progress.begin_step(names)
+        if tells:
+            self._tell(ends_period=False)
         for name in reversed(names):  # in issue order
             delta = self._arriving[name] = self._outer.pseudo_gradient(name)
             self.synchroniser.ready(name, delta)
 
     def _apply(self, mixing: float) -> None:
         """Lets what was launched take effect, if anything was."""
+        self._hear()
         self.synchronize()
         means, self._arriving, self._left = self._arriving, {}, 0
         if means:
@@ -216,9 +299,12 @@ class LocalSteps(Handle):
         buffers and the inner optimizer beside it, for each rank too.
         """
         saved = super().state_dict()
-        arriving = {name: mean.clone() for name, mean in self._arriving.items()}
-        place = {"position": self._position, "left": self._left, "arriving": arriving}
-        return {**saved, "local_step": self._local_step, "outer": {**self._outer.state(), **place}}
+        loaded = self._loads.pending()
+        arriving = {n: mean.clone() for n, mean in self._arriving.items() if n not in loaded}
+        outer = self._outer.state(restarted=loaded)
+        outer |= {"position": self._position, "left": self._left, "arriving": arriving}
+        outer["loads"] = self._loads.tally_with(loaded, loaded.keys() & self._arriving.keys())
+        return {**saved, "local_step": self._local_step, "outer": outer}
 
     def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
         outer = saved["outer"]
@@ -248,6 +334,9 @@ class LocalSteps(Handle):
                 name: torch.empty_like(own[name]).copy_(mean)
                 for name, mean in outer["arriving"].items()
             }
+            self._has_stepped = False
+            self._loads.tally = tuple(outer.get("loads", NO_LOADS))
+            self._loads.note()
 
         return put_in_place
 
@@ -278,11 +367,13 @@ def local_steps(
     The loop stays as it is on one rank. After each ``every``-th ``optimizer.step()`` ranks exchange
     pseudo-gradients. A pseudo-gradient is the anchor (the parameter after the last exchange) minus
     the parameter. The outer optimizer steps anchors by the mean, and training goes on from there.
-    All ranks pass the same arguments and make as many steps.
+    All ranks pass the same arguments and make as many steps. Weights that all ranks load later, by
+    ``load_state_dict`` of the model, are no pseudo-gradient: anchors restart there.
 
     Args:
         model: A module, or a DDP model, which then exchanges nothing itself.
-        optimizer: The optimizer that the loop steps.
+        optimizer: The optimizer that the loop steps. If the loop makes a new one of the same
+            parameters, its steps count from its second step on.
         exchange: A compressor, an exchange, or a name.
         every: Local steps between two exchanges.
         outer: A function that makes the outer optimizer of anchors. The default is DiLoCo's,
@@ -301,12 +392,15 @@ def local_steps(
         failure: Only ``timeout``, ``checksums`` and ``store``.
 
     Returns:
-        The handle. Call its ``end_period()`` before evaluation and at the end of training.
+        The handle. Call its ``end_period()`` on all ranks at the end of training. Evaluate its
+        ``anchors()``, or the model as it is, which has this rank's own parameters.
 
     Raises:
         InvalidSetting: A value is not accepted.
         RanksDiffer: Ranks passed different models or settings.
         RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or late by the time-out.
+        LoopMistake: Raised by ``optimizer.step()`` on all ranks if only some ranks have loaded
+            weights or called ``end_period()``, or if they have loaded different weights.
 
     >>> import torch
     >>> import gradwire as gw
@@ -394,11 +488,30 @@ class _Locally(Attachment):
 
     def hook(self, progress: Progress, undo: ExitStack) -> Handle:
         undo.enter_context(self._quiet.pop_all())
-        self.outer.restart()
+        self.outer.restart(self.outer.anchors)
         handle = LocalSteps(self, progress, undo)
         handle.enter_model()
-        hook = self._optimizer.register_step_post_hook(untraced(lambda *_: handle.count_step()))
-        undo.callback(hook.remove)
+        this = weakref.ref(handle)  # hooks of the process must not keep it
+        params = [param for _, param in self.params]
+        counting = Counting(self._optimizer, params, self.rhythm.every)
+
+        def before(optimizer: Optimizer, *_: Any) -> None:
+            if (living := this()) is not None and counting.enters(optimizer):
+                living._take_loads()
+
+        def after(optimizer: Optimizer, *_: Any) -> None:
+            if (living := this()) is not None:
+                num_steps = counting.leaves(optimizer)
+                if num_steps is not None:
+                    living._count(num_steps)
+
+        hooks = (
+            register_optimizer_step_pre_hook(untraced(before)),
+            register_optimizer_step_post_hook(untraced(after)),
+        )
+        for hook in hooks:
+            undo.callback(hook.remove)
+            weakref.finalize(handle, hook.remove)
         return handle
 
 

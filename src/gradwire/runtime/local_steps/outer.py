@@ -8,7 +8,7 @@ and outer optimizer are the same on all ranks, bit for bit, as they depend on me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from ...contract.bounds import check_whole
 from ...contract.spec import NamedParam, working_dtype
 from ...errors import InvalidSetting, invalid
 from ..state.checkpoint import MOST_STEPS, refuse_values
+from .loads import NO_LOADS
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
 """A function that makes the outer optimizer of anchors, as ``functools.partial`` of a class is."""
@@ -30,6 +31,7 @@ DILOCO: MakeOuter = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 _REMEDY = "write functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)"
 _DICTS = ("anchors", "parameters", "arriving", "optimizer")
 _KINDS: dict[str, type] = {**dict.fromkeys(_DICTS, dict), "position": int, "left": int}
+_LOADS_END = 2**32
 _DAMAGED = "load an undamaged checkpoint of the same model"
 
 
@@ -67,10 +69,19 @@ class Outer:
         return found
 
     @torch.no_grad()
-    def restart(self) -> None:
-        """Puts every anchor where its parameter is."""
+    def restart(self, names: Iterable[str]) -> None:
+        """Puts the anchors of these names where their parameters are."""
+        for name in names:
+            self.anchors[name].copy_(self._params[name])
+
+    @torch.no_grad()
+    def has_learnt(self) -> bool:
+        """Whether any parameter differs from its anchor, as the parameter's dtype holds it."""
         for name, anchor in self.anchors.items():
-            anchor.copy_(self._params[name])
+            param = self._params[name]
+            if not torch.allclose(anchor.to(param.dtype), param, rtol=0, atol=0, equal_nan=True):
+                return True
+        return False
 
     @torch.no_grad()
     def pseudo_gradient(self, name: str) -> Tensor:
@@ -96,10 +107,16 @@ class Outer:
             else:
                 param.copy_(anchor)
 
-    def state(self) -> dict[str, Any]:
-        """Copies of anchors and parameters by name, and the outer optimizer's state_dict."""
+    def state(self, restarted: Collection[str] = ()) -> dict[str, Any]:
+        """Copies of anchors and parameters by name, and the outer optimizer's state_dict.
+
+        Anchors of the ``restarted`` names are as if they were where their parameters are.
+        """
+        anchors = {name: anchor.detach().clone() for name, anchor in self.anchors.items()}
+        for name in restarted:
+            anchors[name].copy_(self._params[name].detach())
         return {
-            "anchors": {name: anchor.detach().clone() for name, anchor in self.anchors.items()},
+            "anchors": anchors,
             "parameters": {name: param.detach().clone() for name, param in self._params.items()},
             "optimizer": deepcopy(self.optimizer.state_dict()),
         }
@@ -169,6 +186,11 @@ def check_outer(saved: Any, whose: str = "the state") -> None:
     for key in ("position", "left"):
         what = f"{key} in the period of {whose}"
         check_whole(what, saved[key], _DAMAGED, least=0, most=MOST_STEPS)
+    loads = saved.get("loads", NO_LOADS)
+    is_pair = isinstance(loads, tuple | list) and len(loads) == len(NO_LOADS)
+    if not is_pair or not all(type(one) is int and 0 <= one < _LOADS_END for one in loads):
+        accepted = f"two integers from 0 to {_LOADS_END - 1}"
+        raise invalid(f"loads of {whose}", loads, accepted, _DAMAGED)
 
 
 def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

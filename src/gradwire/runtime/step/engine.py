@@ -113,6 +113,7 @@ class Engine:
         self._failure: BaseException | None = None
         watch(self)
         self._step = 0
+        self._local_step = 0
         self.num_calls = 0
         self.inline_s = 0.0
         """Seconds so far of tasks in the thread of the backward pass, which waited for them."""
@@ -341,9 +342,16 @@ class Engine:
         if self._pulse is not None:
             self._pulse.sweep(part)
 
+    def show_local_step(self, local_step: int) -> None:
+        """Shows other ranks how many local steps this one has made."""
+        self._local_step = local_step
+        if self._pulse is not None:
+            self._pulse.place = self._pulse.place._replace(local_step=local_step)
+
     def _show(self, launched: int) -> None:
         if self._pulse is not None:
-            self._pulse.place = Place(self.num_calls, self._step, launched)
+            place = Place(self.num_calls, self._step, launched, self._local_step)
+            self._pulse.place = place
 
     def _waits(self) -> bool:
         """Whether messages are under way, and this rank computes nothing for them."""

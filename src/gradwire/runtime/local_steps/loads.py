@@ -1,0 +1,101 @@
+"""Loads: weights that are loaded into a model between two of its local steps.
+
+Loaded weights are nothing that a rank has learnt. So anchors restart at them, on each rank by
+itself, and ranks compare in the next exchange what they have loaded.
+
+A load is ``load_state_dict`` of the model or of a part of it. Before the first forward pass after
+``local_steps``, and after the handle has loaded a state, any change is a load: nothing trains yet.
+All else that a loop writes into parameters is learnt: steps by hand, clamped weights, noise.
+
+What a load has changed is told by digests, taken before it and before the next step. So what is put
+back in time, such as an average of parameters for an evaluation, changes nothing. Nor does a load
+of the bits that are there, such as those which the handle's state has restored.
+
+A step takes no digests unless a load came before it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...contract.spec import NamedParam
+from ..failure.integrity import digests_of
+from ..step.hooked import Hooked
+
+NO_LOADS = (0, 0)
+
+
+class Loads:
+    """Watches one model for loads.
+
+    ``notice`` is called before each forward pass that trains. Whoever is called there, before a
+    step and before an exchange calls ``take``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Sequence[NamedParam],
+        notice: Callable[[], None],
+        undo: ExitStack,
+    ) -> None:
+        self._params, self._notice = dict(params), notice
+        self._before: dict[str, int] | None = None
+        """The digests before a load; None where there was none."""
+        self.tally = NO_LOADS
+        """How many loads there were, and a checksum of all that was loaded."""
+        for module in model.modules():
+            register = module.register_load_state_dict_pre_hook
+            undo.callback(Hooked(register, self._before_load).remove)
+        forward = Hooked(model.register_forward_pre_hook, self._before_forward)
+        undo.callback(forward.remove)
+
+    def _before_load(self, module: nn.Module, *_: Any) -> None:
+        if self._before is None:
+            self.note()
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            self._notice()
+
+    @property
+    def may_be_pending(self) -> bool:
+        """Whether anything may have been loaded that was not taken yet."""
+        return self._before is not None
+
+    def note(self) -> None:
+        """Takes whatever changes parameters from now until ``take`` for a load."""
+        self._before = self._digests()
+
+    def pending(self) -> dict[str, int]:
+        """Digests of the parameters that were loaded and not taken yet, by their names."""
+        if self._before is None:
+            return {}
+        before, now = self._before, self._digests()
+        return {name: now[name] for name in now if now[name] != before[name]}
+
+    def tally_with(self, loaded: dict[str, int], dropped: Collection[str]) -> tuple[int, int]:
+        """The tally if these parameters are taken, and means of the ``dropped`` ones do not count.
+
+        Where these differ among ranks, momenta of the outer optimizer would differ later.
+        """
+        num_loads, checksum = self.tally
+        if not loaded:
+            return self.tally
+        text = repr((checksum, sorted(loaded.items()), sorted(dropped)))
+        return num_loads + 1, zlib.crc32(text.encode())
+
+    def take(self, loaded: dict[str, int], dropped: Collection[str]) -> None:
+        """Counts what is pending; later changes are the loop's own."""
+        self.tally = self.tally_with(loaded, dropped)
+        self._before = None
+
+    def _digests(self) -> dict[str, int]:
+        tensors = [param.detach() for param in self._params.values()]
+        return dict(zip(self._params, digests_of(tensors), strict=True))

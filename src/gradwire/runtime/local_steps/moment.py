@@ -1,0 +1,86 @@
+"""LoopMoment: where a rank's loop is when it exchanges, which ranks tell each other beside it.
+
+Ranks exchange in the same order, so messages meet which were not meant for each other if one rank
+ends a period by hand and another does not, or if only one has loaded weights. All ranks see all
+moments, and so refuse alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...contract.verbs import Steps
+from ...errors import ExitCode, RankFailed
+from ..failure.pulse import listed
+from ..step.engine import rows_of_all
+
+_REMEDY = (
+    "call end_period() on all ranks between the same two steps, and give all ranks as many steps: "
+    "where data are unequal, stop with the shortest"
+)
+_LOAD_REMEDY = (
+    "load the same weights on all ranks between the same two steps, and what each rank has of its "
+    "own by load_state_dict() of the handle, last"
+)
+
+
+class LoopMoment(NamedTuple):
+    """The moment of one rank."""
+
+    local_step: int
+    ends_period: bool
+    """Whether the loop has called ``end_period()``."""
+    has_learnt: bool
+    """Whether there is anything that was not exchanged."""
+    num_loads: int
+    loads: int
+    """A checksum of what was loaded."""
+
+
+def moments_of_all(world: int, step: int, own: LoopMoment) -> Steps[list[LoopMoment]]:
+    """The steps by which ranks tell each other their moments; returns them in rank order.
+
+    Raises ``RankFailed``, on every rank alike, if they do not belong together.
+    """
+    row = torch.tensor(own, dtype=torch.int64, device="cpu")
+    rows = yield from rows_of_all(world, row)
+    moments = [
+        LoopMoment(local_step, bool(ends_period), bool(has_learnt), num_loads, loads)
+        for local_step, ends_period, has_learnt, num_loads, loads in rows.tolist()
+    ]
+    refuse_unlike(moments, step)
+    return moments
+
+
+def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
+    """Raises ``RankFailed`` if ranks exchange at moments that do not belong together."""
+    world, ranks = len(moments), range(len(moments))
+    ending = tuple(rank for rank in ranks if moments[rank].ends_period)
+    if 0 < len(ending) < world:
+        others = tuple(rank for rank in ranks if rank not in ending)
+        ended = listed([moments[rank].local_step for rank in ending])
+        exchanged = listed([moments[rank].local_step for rank in others])
+        text = (
+            f"rank {listed(ending)} of {world} called end_period() after {ended} local steps, and "
+            f"rank {listed(others)} exchanged after {exchanged}"
+        )
+        raise _mistake(text, _REMEDY, ending, step)
+    if len({(one.num_loads, one.loads) for one in moments}) == 1:
+        return
+    most = max(one.num_loads for one in moments)
+    loaded = tuple(rank for rank in ranks if moments[rank].num_loads == most)
+    text = "ranks loaded different weights after gw.local_steps, or between other steps"
+    if len(loaded) < world:
+        others = tuple(rank for rank in ranks if rank not in loaded)
+        text = (
+            f"rank {listed(loaded)} of {world} loaded weights after gw.local_steps, and rank "
+            f"{listed(others)} did not"
+        )
+    raise _mistake(text, _LOAD_REMEDY, loaded, step)
+
+
+def _mistake(text: str, remedy: str, ranks: tuple[int, ...], step: int) -> RankFailed:
+    return RankFailed(f"{text}; {remedy}", ranks=ranks, step=step, exit_code=ExitCode.MISTAKE)
