@@ -21,6 +21,7 @@ from gradwire_lab.laws import (
     momentum,
     planners,
     programs,
+    roundings,
 )
 from gradwire_lab.laws.cases import FEW, Case
 from gradwire_lab.laws.subjects import FEW_LONG, Verdict
@@ -117,6 +118,7 @@ EVERY = {
         momentum,
         planners,
         programs,
+        roundings,
     )
     for name, law in vars(module).items()
     if name.startswith("law_")
