@@ -12,12 +12,12 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective.steps.shares import Shares, shares_of
-from gradwire.collective.steps.wide_sums import BLOCK
 from gradwire.contract import Exchange, Member, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.state import leaves
 from gradwire.contract.verbs import AllGather, Among, Steps, rewritten
 from gradwire.errors import InvalidSetting
+from gradwire.exchange import two_level
 from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
@@ -173,7 +173,7 @@ def test_the_law_of_rooms_bites() -> None:
             law_rooms_change_no_bit(_Early(PAIRS[0], 2), Case(world=4, numel=64, seed=seed))
 
 
-LONG = Case(world=4, numel=2 * BLOCK + 7, seed=6)
+LONG = Case(world=4, numel=2 * two_level._BLOCK + 7, seed=6)
 """On hosts of two ranks a share is longer than what is added up at once."""
 
 
@@ -181,7 +181,7 @@ class _FirstBlock(TwoLevel):
     """Adds up the first block of a share, and leaves the others as they lie there."""
 
     def _average(self, parts: Sequence[Tensor], into: Tensor) -> None:
-        block = slice(0, BLOCK)
+        block = slice(0, two_level._BLOCK)
         super()._average([part_S[block] for part_S in parts], into[block])
 
 

@@ -36,7 +36,6 @@ import torch
 from torch import Tensor
 
 from ..collective.steps.shares import Shapes, Shares, shares_of
-from ..collective.steps.wide_sums import average
 from ..contract import Compressor, Exchange, Member, Residual, State
 from ..contract.bounds import check_whole
 from ..contract.room import Room
@@ -48,6 +47,9 @@ from .by_name import Accounting, exchange_for
 from .clipping import Clipping
 from .error_feedback import Wrapper, chooser_of, nested
 from .local import check_hosts
+
+_BLOCK = 2**17
+"""Elements that are added up at once: as many of each rank stay in a processor's cache."""
 
 
 class HostState(NamedTuple):
@@ -178,15 +180,15 @@ class TwoLevel(Wrapper):
         if residual_N is not None:
             lost_S = me.scratch("residual of the share", own_numel, grad_N, working)
 
-        def add_up() -> None:
+        def average() -> None:
             if rooms is None:
-                average(parts, total_S)
+                self._average(parts, total_S)
             for one in () if rooms is None else shares.ranges(share):
                 # The own slot has no part yet, as others have read a mean there until now.
                 own = slice(one.place, one.place + one.stop - one.start)
                 each = [part_S[own] for part_S in parts]
                 each[share] = (grad_N if residual_N is None else residual_N)[one.start : one.stop]
-                average(each, total_S[own])
+                self._average(each, total_S[own])
             shares.clear_filled(total_S, share)
             if not is_working:
                 own_S.copy_(total_S)
@@ -195,8 +197,17 @@ class TwoLevel(Wrapper):
             elif lost_S is not None:  # what a 16-bit share cannot hold
                 torch.nan_to_num_(torch.sub(total_S, own_S, out=lost_S), 0.0, 0.0, 0.0)
 
-        yield Compute("average", add_up, grad_N.numel())
+        yield Compute("average", average, grad_N.numel())
         return total_S, own_S, lost_S, rooms
+
+    def _average(self, parts: Sequence[Tensor], into: Tensor) -> None:
+        """Writes the mean of ranks' parts, added up in rank order; ``into`` may be the first."""
+        size = _BLOCK if into.is_cpu else max(1, into.numel())
+        for *each, into_B in zip(*(torch.split(one, size) for one in (*parts, into)), strict=True):
+            first_B, *others = (part_B.to(into.dtype) for part_B in each)
+            torch.mul(first_B, 1 / len(parts), out=into_B)
+            for other_B in others:
+                into_B.add_(other_B, alpha=1 / len(parts))
 
 
 def _working(grad_N: Tensor) -> torch.dtype:

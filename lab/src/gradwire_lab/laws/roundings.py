@@ -25,7 +25,7 @@ UP_TO_128_RANKS = tuple(Case(world=world, numel=97, seed=world) for world in WOR
 """A number of elements that few numbers of ranks divide."""
 UP_TO_16_RANKS = tuple(case for case in UP_TO_128_RANKS if case.world <= 16)
 """Those that ``gradwire check`` tries."""
-IN_ROUNDS = Case(world=3, numel=50_001, seed=3)
+IN_ROUNDS = Case(world=3, numel=13_001, seed=3)
 """Chunks so large that ``allreduce`` sends them to one rank after another."""
 
 

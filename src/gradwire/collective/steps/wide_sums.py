@@ -8,7 +8,6 @@ others, adds up its own chunk in rank order, and all gather the sums.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -23,10 +22,10 @@ from .rounds import ROOM_BYTES, distances, transfers
 NARROW = (torch.float16, torch.bfloat16)
 """The dtypes whose sums are taken in float32."""
 
-BLOCK = 2**17
+_BLOCK = 2**17
 """Elements that are added up at once: as many of each rank stay in a processor's cache."""
 
-SMALL_BYTES = ROOM_BYTES // 8
+_SMALL_BYTES = ROOM_BYTES // 8
 """Chunks that go by an all-to-all and an all-gather: a round for each costs a latency more.
 
 Larger ones go to one rank after another, in place: gloo's collectives copy what they carry.
@@ -45,21 +44,6 @@ def unscaled_if_narrow(codec: Compressor, me: Member, spec: TensorSpec) -> Compr
     """
     keeps_scale = spec.dtype not in NARROW and not is_narrow(codec, spec)
     return me.variant_of(codec, world=None if keeps_scale else 1)
-
-
-def average(parts: Sequence[Tensor], into: Tensor) -> None:
-    """Writes the mean of ranks' parts, added up in rank order; ``into`` may be the first.
-
-    Args:
-        parts: One vector a rank.
-        into: The mean; sums have its dtype.
-    """
-    size = BLOCK if into.is_cpu else max(1, into.numel())
-    for *each, into_B in zip(*(torch.split(one, size) for one in (*parts, into)), strict=True):
-        first_B, *others = (part_B.to(into.dtype) for part_B in each)
-        torch.mul(first_B, 1 / len(parts), out=into_B)
-        for other_B in others:
-            into_B.add_(other_B, alpha=1 / len(parts))
 
 
 def averaged(
@@ -88,7 +72,7 @@ def averaged(
     chunks = [*torch.split(whole_M, chunk)]
     arrived_M = me.scratch("arrived", chunk * world, out_N, values.dtype)
     parts = [*torch.split(arrived_M, chunk)]
-    if chunk * values.dtype.itemsize <= SMALL_BYTES:
+    if chunk * values.dtype.itemsize <= _SMALL_BYTES:
         sizes, mean_C = (chunk,) * world, me.scratch("mean", chunk, out_N, values.dtype)
         yield AllToAll(arrived_M, whole_M, sizes, sizes)
         merge = partial(_merge, me, parts, mean_C, residual_N)
@@ -111,7 +95,7 @@ def _merge(me: Member, parts: list[Tensor], mean_C: Tensor, residual_N: Residual
     """Rounds the mean of this rank's chunk; W times what that loses is its residual."""
     chunk = mean_C.numel()
     sum_C = me.passing("sum", chunk, mean_C, torch.float32)
-    size = BLOCK if mean_C.is_cpu else chunk
+    size = _BLOCK if mean_C.is_cpu else chunk
     pieces = (torch.split(one, size) for one in (*parts, sum_C, mean_C))
     for *each, sum_B, mean_B in zip(*pieces, strict=True):
         for rank, part_B in enumerate(each):
