@@ -19,12 +19,12 @@ from .inputs import WIDE_KINDS, make_gradient
 from .tolerance import must
 
 KINDS = ("normal", "negative", *WIDE_KINDS)
-"""Of "negative" ones no two cancel, so partial sums are as large as they can be."""
+"""The kinds of gradients. No two "negative" ones cancel, so their partial sums are largest."""
 WORLDS = (2, 3, 4, 5, 7, 8, 16, 33, 128)
 UP_TO_128_RANKS = tuple(Case(world=world, numel=97, seed=world) for world in WORLDS)
 """A number of elements that few numbers of ranks divide."""
 UP_TO_16_RANKS = tuple(case for case in UP_TO_128_RANKS if case.world <= 16)
-"""Those that ``gradwire check`` tries."""
+"""The cases that ``gradwire check`` tries."""
 IN_ROUNDS = Case(world=3, numel=13_001, seed=3)
 """Chunks so large that ``allreduce`` sends them to one rank after another."""
 
