@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from copy import deepcopy
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import gradwire as gw
 from gradwire.contract.spec import TensorSpec
+from gradwire.exchange.by_name import run_local
 from gradwire.kernels.libraries import reference_only
 from tests.each import each
 
@@ -137,3 +140,27 @@ def test_no_damage_ends_the_process() -> None:
         except gw.RanksDiffer:
             refused += 1
     assert refused > 150
+
+
+def test_a_deep_sigmoid_network_trains_with_the_bits_of_none() -> None:
+    """Its gradients shrink by a factor with each layer, so one block has dozens of exponents."""
+    world = 2
+    torch.manual_seed(5)
+    layers = [nn.Sequential(nn.Linear(24, 24), nn.Sigmoid()) for _ in range(24)]
+    first = nn.Sequential(*layers, nn.Linear(24, 3))
+    models = {codec: deepcopy(first) for codec in (lossless(), none())}
+    x_BN = torch.randn(world, 16, 24)
+    for _ in range(2):
+        for codec, model in models.items():
+            grads = []
+            for rank in range(world):
+                model.zero_grad()
+                model(x_BN[rank]).square().mean().backward()
+                grads.append(parameters_to_vector([p.grad for p in model.parameters()]))
+            exchange = gw.pair(codec, gw.collective.casync_ps())
+            mean_N = run_local(exchange, grads)[0][0]
+            with torch.no_grad():
+                weights_N = parameters_to_vector(model.parameters()) - 0.1 * mean_N
+                vector_to_parameters(weights_N, model.parameters())
+    got, want = (parameters_to_vector(model.parameters()) for model in models.values())
+    assert torch.equal(bits(got.detach()), bits(want.detach()))

@@ -21,14 +21,14 @@ from gradwire.dsl.ir import FLOAT32, INT32, Buffer, Extent, Kernel, Op, load_buf
 from gradwire.dsl.program import Program
 from gradwire.kernels import compiler
 from gradwire_lab.compress.threelc import threelc
-from gradwire_lab.laws.inputs import make_gradient
+from gradwire_lab.laws.inputs import WIDE_KINDS, make_gradient
 from gradwire_lab.laws.tolerance import same_bits
 from tests.dsl.test_language import program
 from tests.each import each
 
 pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
 
-KINDS = ("normal", "wide", "zeros", "equal", "one nan", "both infs", "huge")
+KINDS = ("normal", "wide", "zeros", "equal", "one nan", "both infs", "huge", *WIDE_KINDS)
 
 
 def one_nan(vector: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ from gradwire.dsl.program import Program
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.dsl import runs_launch
 from gradwire_lab.dsl.coders import Coder
-from gradwire_lab.laws.inputs import make_gradient
+from gradwire_lab.laws.inputs import WIDE_KINDS, make_gradient
 from gradwire_lab.laws.tolerance import same_bits
 from gradwire_lab.library.zero_run import zero_run
 from tests.dsl.test_cpp import one_nan
@@ -176,7 +176,12 @@ def exchanged(codec: Program, grad_N: Tensor, residual_N: Tensor | None) -> dict
     return made if residual_N is None else {**made, "residual": residual_N}
 
 
-PANEL = (("normal", 1000, True), ("both infs", 300, True), ("huge", 65, False))
+PANEL = (
+    ("normal", 1000, True),
+    ("both infs", 300, True),
+    ("huge", 65, False),
+    *((kind, 300, True) for kind in WIDE_KINDS),
+)
 """Kind and length of a gradient, and whether it has a residual."""
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gradwire.kernels import compiler
 from gradwire.kernels import libraries as build
+from gradwire_lab.laws.inputs import WIDE_KINDS, make_gradient
 
 SIZES = (0, 1, 2, 7, 8, 9, 31, 32, 33, 4095, 4097, 16383, 16385, 65535, 65536, 65537, 200_003)
 KINDS = (
@@ -28,6 +29,7 @@ KINDS = (
     "all not finite",
     "one loud layer",
     "ascending",
+    *WIDE_KINDS,
 )
 
 cases = st.tuples(st.sampled_from(SIZES), st.sampled_from(KINDS), st.integers(0, 2**16))
@@ -35,6 +37,8 @@ cases = st.tuples(st.sampled_from(SIZES), st.sampled_from(KINDS), st.integers(0,
 
 def vector(numel: int, kind: str, seed: int) -> torch.Tensor:
     """A float32 vector that is the same for the same arguments."""
+    if kind in WIDE_KINDS:
+        return make_gradient(kind, numel, torch.float32, seed)
     random = torch.Generator().manual_seed(seed)
     x_N = torch.randn(numel, generator=random)
     chance_N = torch.rand(numel, generator=random)

@@ -9,13 +9,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gradwire.collective.allreduce import Summing
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Compressor, Member, State
 from gradwire.contract.collective import Collective, Needs
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import TensorSpec, chunk_bounds, working_dtype
-from gradwire.contract.verbs import AllGather, Broadcast, Compute, Recv, Send, Steps
+from gradwire.contract.verbs import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Compute,
+    Recv,
+    Send,
+    Steps,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,3 +206,10 @@ class encodes_its_own_chunk(casync_ps):
         state = yield from super().run(codec, me, state, sent_N, out_N, residual_N)
         residual_N[start:stop] += left_C
         return state
+
+
+class sums_in_16_bits(Summing):
+    """Has the library add up whatever travels, in its own dtype: rounds at every addition."""
+
+    def sum_up(self, me, values_N):
+        yield AllReduce(values_N)

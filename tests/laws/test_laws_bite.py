@@ -23,6 +23,7 @@ from gradwire_lab.laws import (
     momentum,
     planners,
     programs,
+    roundings,
 )
 from gradwire_lab.laws.cases import FEW, Case
 from gradwire_lab.laws.skipped import law_what_is_not_taken_is_put_back
@@ -130,6 +131,7 @@ EVERY = {
         momentum,
         planners,
         programs,
+        roundings,
     )
     for name, law in vars(module).items()
     if name.startswith("law_")

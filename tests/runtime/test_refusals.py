@@ -7,6 +7,7 @@ way in which a DDP, ``replicate()`` or a sharding API can meet an attached model
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -353,6 +354,21 @@ def scripted(rank: int, world: int) -> tuple[int, str]:
     train(inner, momentum(inner.parameters()), rank, range(3))
     handle.detach()
     return handle.step, digest(inner)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has none")
+def test_gradients_of_another_dtype_than_their_parameter() -> None:
+    """Their mean would be rounded to the parameter's dtype."""
+    says = r"grad_dtype of parameter weight must be torch\.bfloat16, its own, got torch\.float32"
+    model = nn.Linear(3, 2).bfloat16()
+    model.weight.grad_dtype = torch.float32  # type: ignore[assignment]
+    assert re.search(says, refused(model))
+    model.weight.grad_dtype = torch.bfloat16  # type: ignore[assignment]
+    handle = gw.attach(model, DENSE)
+    model.weight.grad_dtype = torch.float32  # type: ignore[assignment]
+    with pytest.raises(InvalidSetting, match=says):
+        model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+    handle.detach()
 
 
 def test_nothing_is_watched_once_nothing_is_attached() -> None:

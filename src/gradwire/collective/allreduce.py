@@ -1,12 +1,16 @@
-"""Dense all-reduce by the library's own collective.
+"""Dense all-reduce: by the library's own collective, and of 16-bit values with sums in float32.
 
 Source: torch.distributed.all_reduce; what DDP does by default.
-Differences: values are divided by the world size before they are summed (as DDP does), so that a
-    16-bit sum of finite gradients cannot overflow.
-Wire: one AllReduce of the payload's ``values``; 2(W-1)/W of its bytes a rank when it is a ring.
+Differences: values of 32 bits and more are divided by the world size before they are summed, as DDP
+    does. A library adds values of 16 bits in 16 bits, so its error grows with the ranks. Here each
+    rank adds up a chunk of them in float32, in rank order, and divides the sum. So a mean has two
+    roundings to 16 bits: of each gradient, and of the mean.
+Wire: 2(W-1)/W of the payload's ``values`` a rank. Of 32 bits: one AllReduce, where it is a ring. Of
+    16 bits: an all-to-all and an all-gather of W equal chunks, the last of which is filled up.
+    Chunks of more than 64 KiB go to one rank after another, by sends and receives.
 State: the codec's.
-Contributed: what the codec encoded. Rounding of sums inside the library is not seen by any rank and
-    is nobody's residual; with float32 payloads it is float32 rounding.
+Contributed: what the codec encoded. Of 16-bit values, what rounding the mean of a rank's own chunk
+    loses is that rank's residual. Float32 rounding of sums is seen by no rank and is nobody's.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from ..contract import Compressor, Member, Residual, State
 from ..contract.collective import Collective, Needs
 from ..contract.spec import TensorSpec
 from ..contract.verbs import AllReduce, Compute, Steps
+from .steps.wide_sums import averaged, is_narrow
 
 
 class Summing(Collective):
@@ -56,7 +61,20 @@ class Summing(Collective):
 
 @dataclass(frozen=True, kw_only=True)
 class allreduce(Summing):
-    """Library all-reduce of payloads that can be summed."""
+    """All-reduce of payloads that can be summed; those of 16 bits are summed in float32."""
+
+    def run(
+        self,
+        codec: Compressor,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Residual,
+    ) -> Steps[State]:
+        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        run = averaged if spec.numel and is_narrow(codec, spec) else super().run
+        return (yield from run(codec, me, state, grad_N, out_N, residual_N))
 
     def sum_up(self, me: Member, values_N: Tensor) -> Steps[None]:
         yield AllReduce(values_N)

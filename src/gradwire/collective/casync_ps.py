@@ -47,6 +47,7 @@ from ..contract.tensorwise import decode_each, encode_each
 from ..contract.verbs import AllGather, AllToAll, Compute, Steps
 from .steps.chunks import Chunks, check_partitions, chunks_of, first_server, first_states, rotated
 from .steps.rounds import ROOM_BYTES, distances, transfers
+from .steps.wide_sums import unscaled_if_narrow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +79,9 @@ class casync_ps(Collective):
         out_N: Tensor,
         residual_N: Residual,
     ) -> Steps[State]:
-        codec, first = me.variant_of(codec), first_server(me, self.partitions)
         numel, dtype = grad_N.numel(), grad_N.dtype
+        codec = unscaled_if_narrow(codec, me, TensorSpec("", numel, dtype))
+        first = first_server(me, self.partitions)
         chunks = chunks_of(codec, numel, dtype, me.world, self.partitions, first)
         own = Aggregator(me, chunks, rotated(state, first), grad_N, residual_N)
         at_once = self._is_small(chunks)

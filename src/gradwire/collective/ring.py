@@ -1,7 +1,8 @@
 """Ring all-reduce from sends and receives: reduce-scatter, then all-gather, along a ring.
 
 Source: HiPress section 2.2, figure 1b; Patarasu and Yuan 2009 (bandwidth optimal).
-Differences: none; payloads are summed in their own dtype at every hop.
+Differences: none; payloads are summed in their own dtype at every hop. So values of 16 bits are
+    rounded W times, where ``allreduce`` rounds them twice.
 Wire: W chunks; each rank sends all chunks but one in each of the two phases,
     2(W-1)/W of the payload when W divides it.
 State: the codec's.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,6 +26,8 @@ from .allreduce import Summing
 @dataclass(frozen=True, kw_only=True)
 class ring(Summing):
     """Ring all-reduce of payloads that can be summed."""
+
+    encodes_sums: ClassVar[bool] = True
 
     def sum_up(self, me: Member, values_N: Tensor) -> Steps[None]:
         rank, world = me.rank, me.world

@@ -1,9 +1,10 @@
 """cast16: gradients rounded to bfloat16 or float16.
 
 Source: torch's fp16 and bf16 communication hooks.
-Differences: runs on every backend. Values are divided by the world size before the cast, so that a
-    sum over ranks cannot leave float16's range where the mean does not; bfloat16 has float32's
-    range.
+Differences: runs on every backend. ``allreduce`` adds up in float32, where these hooks add in 16
+    bits: a mean has two roundings, of each gradient and of the mean, whatever the number of ranks.
+    A collective that sums 16-bit values on the way, as ``ring``, has them divided by the world size
+    before the cast. So a sum cannot leave float16's range where the mean does not.
 Wire: values_N in 16 bits -> 2 * N bytes.
 State: none. Contributed: the rounded gradient.
 """
@@ -30,7 +31,8 @@ class cast16(Compressor):
     """Rounds gradients to 16 bits.
 
     ``dtype`` is torch.bfloat16 (range of float32, 8 bits of precision) or torch.float16 (11 bits,
-    up to 65504). ``prescale`` multiplies values before the cast; exchanges set it to 1/W.
+    up to 65504). ``prescale`` multiplies values before the cast; a collective that sums
+    16-bit values on the way sets it to 1/W.
 
     >>> codec = cast16(dtype=torch.float16)
     >>> payload, _ = codec.encode(None, torch.tensor([1.0, 1 / 3]))
@@ -40,9 +42,7 @@ class cast16(Compressor):
 
     dtype: torch.dtype = torch.bfloat16
     prescale: float = 1.0
-    traits: ClassVar[Traits] = Traits(
-        layout=Layout.DENSE, additive=True, exact_sum=False, contraction=True
-    )
+    traits: ClassVar[Traits] = Traits(layout=Layout.DENSE, additive=True, contraction=True)
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.bfloat16, torch.float16):

@@ -2,7 +2,9 @@
 
 Source: what DDP sends. Differences: none.
 Wire: values_N in the gradient's dtype -> N * itemsize bytes.
-State: none. Contributed: the gradient.
+State: none. Contributed: the gradient. ``allreduce`` adds up in float32: an element of the mean is
+    off by at most W + 2 roundings to float32 of the ranks' mean magnitude. 3.8 were seen among 16
+    ranks, and 11 among 128. A mean of 16-bit gradients is rounded to their dtype once.
 """
 
 from __future__ import annotations

@@ -72,8 +72,9 @@ class Collective(metaclass=KeywordSettings):
     exact_size: ClassVar[bool] = True
     """True: the bytes follow from the sizes of payloads. False: also from the selected elements."""
     encodes_sums: ClassVar[bool] = False
-    """Every rank encodes a partial sum again. An encoder that makes vectors larger would multiply
-    them from rank to rank, so ``pair`` gives ``codec.for_sums()`` to the collective."""
+    """Every rank encodes a partial sum again, or rounds it to the payload's dtype. An encoder that
+    makes vectors larger would multiply them from rank to rank, so ``pair`` gives
+    ``codec.for_sums()`` to the collective."""
     carries_rows: ClassVar[bool] = False
     """It can exchange row-sparse gradients. A row of any rank must be in the mean, even a row of
     zeros. A collective that makes gradients dense, or counts in other units, cannot do so."""

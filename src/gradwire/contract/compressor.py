@@ -98,8 +98,6 @@ class Traits:
     """decode(encode(x)) is x, bit for bit, in the gradient's own dtype."""
     additive: bool = False
     """Payloads may be summed element by element by a library all-reduce."""
-    exact_sum: bool = True
-    """A sum of payloads is as accurate as one in the gradient's working dtype."""
     exact_size: bool = True
     """The payload's size follows from the spec alone; else ``format`` is the largest there is."""
     unbiased: bool = False

@@ -198,10 +198,14 @@ class Member:
         text: Steps[Any] = exchange.synchronise(self, state, grad_N, out_N, residual_N)
         return text
 
-    def variant_of(self, codec: Compressor) -> Compressor:
-        """The codec as this rank uses it."""
+    def variant_of(self, codec: Compressor, *, world: int | None = None) -> Compressor:
+        """The codec as this rank uses it.
+
+        A text that sums nothing on the wire asks for that of a ``world`` of 1: its values need not
+        be divided by W first. A text asks for one of the two.
+        """
         if self._variant is None or self._variant[0] is not codec:
-            self._variant = codec, codec.for_world(self.world, self.rank)
+            self._variant = codec, codec.for_world(world or self.world, self.rank)
         return self._variant[1]
 
     def scratch(

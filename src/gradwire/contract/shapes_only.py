@@ -125,8 +125,8 @@ class Noticing(Member):
         among_hosts = isinstance(self._across, Noticing) and self._across.turn_was_asked
         return self._turn_was_asked or among_hosts
 
-    def variant_of(self, codec: Compressor) -> Compressor:
-        return codec.for_world(self.world)  # sizes are the same on every rank
+    def variant_of(self, codec: Compressor, *, world: int | None = None) -> Compressor:
+        return codec.for_world(world or self.world)  # sizes are the same on every rank
 
     def sizes(
         self,

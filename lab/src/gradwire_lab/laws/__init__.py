@@ -7,6 +7,7 @@
     exchanges, many_steps   an exchange: conservation, residuals; what shows over many steps
     bounded                 an exchange: residuals level off over 400 steps
     growth                  an exchange: means do not grow over many ranks and steps
+    roundings               an exchange of dense values: two roundings among any number of ranks
     ahead                   an exchange that encodes tensors before their message is whole
     momentum                a momentum correction, which keeps its own account
     planners                a planner: nothing is lost or doubled in its plans

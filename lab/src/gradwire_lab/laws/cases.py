@@ -95,7 +95,7 @@ def kept_of(state: State, numel: int) -> Tensor:
 def accuracy(exchange: Exchange, case: Case) -> torch.dtype:
     """The dtype to whose rounding an exchange must balance.
 
-    Float32, unless the mean is of 16 bits itself, or a library sums 16-bit payloads on the way,
+    Float32, unless the mean is of 16 bits itself, or a collective sums 16-bit payloads on the way,
     whose rounding no rank sees.
     """
     coarsest = max(case.dtype, torch.float32, key=lambda d: torch.finfo(d).eps)
@@ -103,7 +103,7 @@ def accuracy(exchange: Exchange, case: Case) -> torch.dtype:
         exchange = exchange.inner
     if not isinstance(exchange, Pair):
         return coarsest
-    if exchange.collective.needs.additive and not exchange.codec.traits.exact_sum:
+    if exchange.collective.needs.additive and exchange.collective.encodes_sums:
         wire = exchange.codec.format(case.spec).fields[0].dtype
         return max(coarsest, wire, key=lambda d: torch.finfo(d).eps)
     return coarsest

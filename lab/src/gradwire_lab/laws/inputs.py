@@ -18,8 +18,22 @@ from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.profile import GradientDType, Layer, Profile, ProfiledTensor
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+WIDE_KINDS = (
+    "log-uniform",
+    "lognormal",
+    "five scales",
+    "few values",
+    "denormals",
+    "outlier",
+)
+"""Gradients as deep networks have them, whose elements differ by orders of magnitude.
+
+Normally distributed elements have about eight exponents in a block. Code for more of them is never
+reached with these alone.
+"""
 FINITE_KINDS = (
     *("normal", "zeros", "equal", "ties", "spike", "tiny", "minute", "negative", "wide"),
+    *WIDE_KINDS,
 )
 NON_FINITE_KINDS = ("one nan", "one inf", "minus inf", "both infs", "all nan", "nan among ties")
 HUGE_KINDS = ("huge",)
@@ -59,6 +73,8 @@ def make_gradient(
     draw = torch.Generator().manual_seed(seed)
     normal_N = torch.randn(numel, generator=draw, dtype=torch.float64)
     values_N = _finite(kind, normal_N, draw) if kind in FINITE_KINDS else normal_N
+    if kind == "denormals":
+        values_N = values_N * torch.finfo(dtype).tiny
     grad_N = values_N.clamp(-LARGEST, LARGEST).to(dtype)
     if kind in HUGE_KINDS:
         grad_N = (normal_N.sign() * torch.finfo(dtype).max * 0.9).to(dtype)
@@ -92,8 +108,30 @@ def _finite(kind: str, normal_N: Tensor, draw: torch.Generator) -> Tensor:
             return -normal_N.abs()
         case "wide":
             return normal_N * 10.0 ** torch.randint(-6, 4, normal_N.shape, generator=draw)
+        case kind if kind in WIDE_KINDS:
+            return _wide(kind, normal_N, draw)
         case _:
             return normal_N
+
+
+def _wide(kind: str, normal_N: Tensor, draw: torch.Generator) -> Tensor:
+    """Elements of one of ``WIDE_KINDS``; "denormals" is a factor on the smallest normal number."""
+    uniform_N = torch.rand(normal_N.shape, generator=draw, dtype=torch.float64)
+    match kind:
+        case "log-uniform":  # over 20 octaves
+            return normal_N.sign() * 2.0 ** (20 * uniform_N - 16)
+        case "lognormal":
+            return normal_N * torch.randn(normal_N.shape, generator=draw).double().exp()
+        case "five scales":
+            return normal_N * 2.0 ** (4 * (5 * uniform_N).floor() - 16)
+        case "few values":
+            return torch.tensor([0.0, 1e-3, -1e-3, 0.5, -3.0]).double()[(5 * uniform_N).long()]
+        case "outlier":
+            outlier_N = normal_N * 1e-4
+            outlier_N[len(outlier_N) // 3 :][:1] = LARGEST / 2
+            return outlier_N
+        case _:
+            return normal_N * uniform_N
 
 
 def _spoiled(kind: str, grad_N: Tensor, spot: int) -> Tensor:

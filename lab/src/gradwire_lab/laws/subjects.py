@@ -32,6 +32,7 @@ from . import (
     momentum,
     planners,
     programs,
+    roundings,
 )
 from .cases import EVERY_WORLD_AND_SIZE, FEW, Case
 from .inputs import Drawn, Facts, facts, panel
@@ -224,10 +225,12 @@ def _of_exchange(exchange: Exchange) -> list[Subject]:
     brief = [law for law in laws if law not in takes_long]
     long = [law for law in laws if law in takes_long and law not in growth.LAWS]
     of_many = [law for law in laws if law in growth.LAWS]
+    of_roundings = roundings.LAWS if isinstance(exchange, Pair) else ()
     held = [
         _with_cases(exchange, brief, SMALL_FIRST),
         _with_cases(exchange, long, FEW_LONG),
         _with_cases(exchange, of_many, growth.MANY_RANKS),
+        _with_cases(exchange, of_roundings, roundings.UP_TO_16_RANKS),
     ]
     return [one for one in held if one.laws]
 

@@ -20,26 +20,28 @@ constexpr int64_t kGroup = 8;  // codes, which are as many bytes as a code has b
 // Bytes before the exponents that have no code of their own.
 int64_t coded_bytes(int64_t n, int bits) { return (int64_t{1} << bits) + ceil_div(n * bits, 8); }
 
-// The places of bits of a code when one, two, four and eight codes of a word lie together.
+// Takes eight codes of a word together, from the lowest bits of each byte, and apart again. At each
+// stage two neighbours become one, so `singles`, `pairs` and `quads` cover every other of them: a
+// mask of all would let a neighbour's bits through where codes are longer than the gaps between them.
 struct Masks {
-  explicit Masks(int bits) : bits(bits), one(0), two(0), four(0), eight((uint64_t{1} << 8 * bits) - 1) {
-    for (int at = 0; at < 64; at += 8) one |= ((uint64_t{1} << bits) - 1) << at;
-    for (int at = 0; at < 64; at += 16) two |= ((uint64_t{1} << 2 * bits) - 1) << at;
-    for (int at = 0; at < 64; at += 32) four |= ((uint64_t{1} << 4 * bits) - 1) << at;
+  explicit Masks(int bits) : bits(bits), all(low(8 * bits)), quads(low(4 * bits)), pairs(0), singles(0) {
+    for (int at = 0; at < 64; at += 32) pairs |= low(2 * bits) << at;
+    for (int at = 0; at < 64; at += 16) singles |= low(bits) << at;
   }
   uint64_t packed(uint64_t x) const {
-    x = (x | x >> (8 - bits)) & two;
-    x = (x | x >> (16 - 2 * bits)) & four;
-    return (x | x >> (32 - 4 * bits)) & eight;
+    x = (x & singles) | (x & ~singles) >> (8 - bits);
+    x = (x & pairs) | (x & ~pairs) >> (16 - 2 * bits);
+    return (x & quads) | (x & ~quads) >> (32 - 4 * bits);
   }
   uint64_t unpacked(uint64_t x) const {
-    x &= eight;
-    x = (x | x << (32 - 4 * bits)) & four;
-    x = (x | x << (16 - 2 * bits)) & two;
-    return (x | x << (8 - bits)) & one;
+    x &= all;
+    x = (x & quads) | (x & ~quads) << (32 - 4 * bits);
+    x = (x & pairs) | (x & ~pairs) << (16 - 2 * bits);
+    return (x & singles) | (x & ~singles) << (8 - bits);
   }
+  static uint64_t low(int count) { return (uint64_t{1} << count) - 1; }
   int bits;
-  uint64_t one, two, four, eight;
+  uint64_t all, quads, pairs, singles;
 };
 
 // Calls work(first element, number of elements) for each group; only the last may be short.

@@ -32,7 +32,7 @@ from ...planning.default_fusion import DEFAULT_CHANNELS, matrices
 from ..device.backends import BACKENDS
 from ..failure.integrity import DEFAULT_CHECK_EVERY
 from ..grid.shards import ranks_of_each_host
-from ..step.messages import refuse_complex
+from ..step.messages import refuse_complex, refuse_grad_dtype
 from ..step.wire import Group, meet_in
 
 if TYPE_CHECKING:
@@ -368,6 +368,7 @@ def trained(model: nn.Module) -> list[NamedParam]:
         if p.dtype.to_real() not in DTYPES:
             accepted = f"{DTYPE_NAMES}, or complex numbers of these"
             raise invalid(f"dtype of parameter {name}", p.dtype, accepted, "freeze it")
+        refuse_grad_dtype(name, p, getattr(p, "grad_dtype", p.dtype))
     sparse = sparse_weights(inner)
     rows = [one for one in params if id(one[1]) in sparse]
     refuse_complex(rows, "for rows (sparse=True)", "build its embedding with sparse=False")

@@ -22,7 +22,7 @@ from ..grid.dtensors import is_dtensor, put_grad, shard_of_grad, sharded_modules
 from ..setup.refusals import exchanged_by, mark_attached, shown_as_around
 from .hooked import Hooked, untraced
 from .local_gradients import LocalGradients
-from .messages import grad_as_reals
+from .messages import grad_as_reals, refuse_grad_dtype
 from .progress import Progress
 from .task_graph import wall_clock
 
@@ -337,6 +337,8 @@ class ModuleHooks:
         synchroniser, grad = self._synchroniser, param.grad
         if grad is not None and grad.__class__ is not Tensor:
             grad = shard_of_grad(param)
+        if grad is not None and grad.dtype != param.dtype:
+            refuse_grad_dtype(name, param, grad.dtype)
         if grad is not None and grad.is_sparse and name not in synchroniser.row_sparse:
             grad = param.grad = torch.zeros_like(param).add_(grad)  # strided as the parameter
         if grad is not None and grad.is_complex():
