@@ -90,8 +90,8 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "with_measured_scheme",
             "deep_gradient_compression",
             "adapt",
-            ".runtime.pilot.auto.auto",
-            ".runtime.pilot.by_planner.by_planner",
+            ".pilot.auto.auto",
+            ".pilot.by_planner.by_planner",
         ),
     ),
     "plans.md": (

@@ -89,7 +89,7 @@ CODES = {
 SCRIPT = """
 import os, sys
 from gradwire.errors import *
-from gradwire.runtime.failure.blame import leave_by_cause
+from gradwire.runtime.liveness.blame import leave_by_cause
 leave_by_cause()
 leave_by_cause()
 for raised in sys.argv[1:]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.runtime.setup.versions import TRIED
+from gradwire.runtime.agreement.versions import TRIED
 
 ROOT = Path(__file__).parents[1]
 

@@ -18,8 +18,8 @@ from gradwire.contract import Member
 from gradwire.contract.registry import load
 from gradwire.exchange.by_name import exchange_for
 from gradwire.kernels.libraries import backend
-from gradwire.runtime.failure.membership import join
-from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.liveness.membership import join
 from gradwire_bench.testbed.ranks import Report
 from gradwire_bench.workloads.task import TrainingTask
 from gradwire_bench.workloads.train import message_of, views_in

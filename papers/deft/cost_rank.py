@@ -20,10 +20,10 @@ from gradwire.contract.travel import NAMES, sent_bytes
 from gradwire.contract.verbs import Compute, Verb
 from gradwire.exchange.by_name import exchange_for
 from gradwire.kernels.libraries import backend
+from gradwire.measure.links import measure_cluster
 from gradwire.planning.data.cluster import VerbName
-from gradwire.planning.measure.links import measure_cluster
-from gradwire.runtime.failure.membership import join
-from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.liveness.membership import join
 from gradwire_bench.schedule.sharing import share_cores
 from gradwire_bench.testbed.counters import own_counters
 from gradwire_bench.testbed.ranks import Report

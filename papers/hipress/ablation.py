@@ -25,17 +25,17 @@ import torch
 import torch.distributed as dist
 
 from gradwire.contract.units import format_rate
+from gradwire.measure.codecs import measure_codecs
+from gradwire.measure.links import measure_cluster
 from gradwire.planning.catalogue import load
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.measure.codecs import measure_codecs
-from gradwire.planning.measure.links import measure_cluster
 from gradwire.planning.planner.secopa import secopa
 from gradwire.planning.planner.ssfusion.fusion import arrivals
-from gradwire.runtime.failure.membership import join
-from gradwire.runtime.state.plain import values_of_all
-from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.engine.plain import values_of_all
+from gradwire.runtime.liveness.membership import join
 from gradwire_bench.schedule.replay import scaled_profile
 from gradwire_bench.schedule.schedule import BURST_S, CONGESTION_CONTROL
 from gradwire_bench.schedule.schedule_rank import replay

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.pilot.by_planner import by_planner
 from gradwire.runtime.attach import attach
-from gradwire.runtime.pilot.by_planner import by_planner
 from gradwire_bench.testbed.ranks import Report
 from gradwire_bench.workloads import patterns
 from gradwire_bench.workloads.convnet import ConvNet

@@ -19,8 +19,8 @@ from gradwire.contract import Exchange
 from gradwire.contract.registry import load
 from gradwire.exchange.pair import pair
 from gradwire.kernels.libraries import backend
-from gradwire.runtime.failure.membership import join
-from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.liveness.membership import join
 from gradwire_bench.micro import sparse_rank
 from gradwire_bench.micro.sparse_rank import DENSE, TimedScheme, compare, timed
 from gradwire_bench.schedule.sharing import share_cores

@@ -21,14 +21,14 @@ _PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Trait
     exchange.natural.with_natural_sparsity exchange.pair.pair exchange.warmup.with_warmup
     planning.simulation.timeline.simulate planning.data.cluster.Cluster planning.data.plan.Plan
     planning.data.profile.Profile planning.data.sparsity.SparsityProfile
-    planning.measure.layers.profile planning.make_plan.plan runtime.attach.attach
+    measure.layers.profile planning.make_plan.plan runtime.attach.attach
     runtime.handle.Handle runtime.local_steps.local_steps.local_steps
-    runtime.setup.settings.FailurePolicy runtime.setup.settings.Options
+    runtime.settings.FailurePolicy runtime.settings.Options
     runtime.state.redistribution.redistribute runtime.step.figures.mean_residual_norm"""
 _MODULES = {
     "catalogue": "planning.catalogue",
     "fsdp": "runtime.fsdp",
-    "pilot": "runtime.pilot",
+    "pilot": "pilot",
     "planner": "planning.planner",
     "recipes": "runtime.local_steps.recipes",
 }

@@ -7,6 +7,7 @@ from gradwire_lab.planning.zeros import measure_sparsity as measure_sparsity
 from . import collective as collective
 from . import compress as compress
 from . import errors as errors
+from . import pilot as pilot
 from .contract import Compressor as Compressor
 from .contract import Exchange as Exchange
 from .contract import Layout as Layout
@@ -37,6 +38,7 @@ from .exchange.natural import with_natural_sparsity as with_natural_sparsity
 from .exchange.pair import pair as pair
 from .exchange.warmup import with_density_warmup as with_density_warmup
 from .exchange.warmup import with_warmup as with_warmup
+from .measure.layers import profile as profile
 from .planning import catalogue as catalogue
 from .planning import planner as planner
 from .planning.data.cluster import Cluster as Cluster
@@ -44,16 +46,14 @@ from .planning.data.plan import Plan as Plan
 from .planning.data.profile import Profile as Profile
 from .planning.data.sparsity import SparsityProfile as SparsityProfile
 from .planning.make_plan import plan as plan
-from .planning.measure.layers import profile as profile
 from .planning.simulation.timeline import simulate as simulate
 from .runtime import fsdp as fsdp
-from .runtime import pilot as pilot
 from .runtime.attach import attach as attach
 from .runtime.handle import Handle as Handle
 from .runtime.local_steps import recipes as recipes
 from .runtime.local_steps.local_steps import local_steps as local_steps
-from .runtime.setup.settings import FailurePolicy as FailurePolicy
-from .runtime.setup.settings import Options as Options
+from .runtime.settings import FailurePolicy as FailurePolicy
+from .runtime.settings import Options as Options
 from .runtime.state.redistribution import redistribute as redistribute
 from .runtime.step.figures import mean_residual_norm as mean_residual_norm
 from .version import __version__ as __version__

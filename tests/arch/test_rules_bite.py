@@ -98,7 +98,7 @@ def test_rules_of_several_files() -> None:
 @each(
     "rule, wrong, right",
     [
-        (missing_paths, "see sparse/formats/_bits.py", "`runtime/step/engine.py:12` says so"),
+        (missing_paths, "see sparse/formats/_bits.py", "`runtime/engine/engine.py:12` says so"),
         (missing_paths, "the folder `reproduce/`", "`collective/NAME.py`, tests/laws/broken*.py"),
         (missing_names, "see gradwire.cost.cluster.", "see gradwire.contract.Compressor.encode."),
         (missing_members, "see ``rewrite.Joint``", "`supersteps.Joint`, ``torch.compile``"),

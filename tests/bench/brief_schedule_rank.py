@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gradwire.planning.measure.links import measure_cluster
+from gradwire.measure.links import measure_cluster
 from gradwire_bench.schedule import schedule_rank
 
 schedule_rank.SIZES_BYTES = (2**10, 2**12, 2**14)

@@ -13,8 +13,8 @@ import torch
 from gradwire.cli.commands import doctor as diagnosis
 from gradwire.cli.commands.doctor import fit_rows, link_warnings
 from gradwire.cli.report.table import Row
+from gradwire.measure.links import LinkReport
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.measure.links import LinkReport
 from tests.cli.conftest import Ended
 from tests.each import each
 

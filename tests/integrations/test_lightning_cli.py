@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import gradwire as gw
-from gradwire.runtime.setup.settings import resolve
+from gradwire.runtime.settings import resolve
 from tests.runtime.plans import drawn
 
 pytestmark = pytest.mark.slow  # imports Lightning

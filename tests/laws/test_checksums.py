@@ -27,8 +27,8 @@ from gradwire.errors import GradwireError, LawBroken, RankFailed
 from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import drive
 from gradwire.exchange.two_level import on_hosts
-from gradwire.runtime.failure import checksums
-from gradwire.runtime.failure.checksums import Position, Seals, pairwise
+from gradwire.runtime.transport import checksums
+from gradwire.runtime.transport.checksums import Position, Seals, pairwise
 from gradwire_bench.faults.striking import flip
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import must, same_bits

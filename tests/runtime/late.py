@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 
 from gradwire.dsl import build
 from gradwire.runtime.device import devices
-from gradwire.runtime.setup import refusals
+from gradwire.runtime.step import refusals
 
 Clock = dict[str, int]
 """How far each stream is known to have come, by name."""

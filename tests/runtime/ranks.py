@@ -38,7 +38,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 PRELOADED = [
     *("pytest", "torch", "torch._dynamo", "gradwire.runtime.attach", __name__),
     *("tests.runtime.training", "tests.runtime.meshes", "tests.runtime.plans"),
-    *("gradwire.runtime.elastic.rejoin", "gradwire.runtime.failure.shrink"),
+    *("gradwire.runtime.survive.rejoin", "gradwire.runtime.survive.shrink"),
     *("gradwire.runtime.state.joint_call", "torch._dynamo.repro.after_dynamo"),
 ]
 """What every rank would import otherwise; torch loads _dynamo at the first optimizer, in 1.5 s, and

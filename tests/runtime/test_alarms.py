@@ -20,13 +20,13 @@ import gradwire as gw
 from gradwire.contract.verbs import Among, Recv, Send
 from gradwire.errors import RankFailed
 from gradwire.planning import catalogue
-from gradwire.runtime.failure import membership, pulse
-from gradwire.runtime.failure.membership import Membership
-from gradwire.runtime.failure.pulse import MOST_CHARACTERS, Alarm, said
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.step import wire
-from gradwire.runtime.step.task_graph import Task
-from gradwire.runtime.step.wire import FOLDER, NUM_VERBS, LastVerbs, carry_out, own_store
+from gradwire.runtime.liveness import membership, pulse
+from gradwire.runtime.liveness.membership import Membership
+from gradwire.runtime.liveness.pulse import MOST_CHARACTERS, Alarm, said
+from gradwire.runtime.transport import wire
+from gradwire.runtime.transport.task_graph import Task
+from gradwire.runtime.transport.wire import FOLDER, NUM_VERBS, LastVerbs, carry_out, own_store
 from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import TOPK, Net, adamw, digest, momentum, train

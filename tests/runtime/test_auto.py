@@ -32,9 +32,7 @@ SETTINGS = {"measured_steps": 3, "review_steps": 4, "trial_steps": 14}
 def measured_quickly() -> Iterator[Any]:
     """Links and compressors by few and short messages; auto's module."""
     load("pilot", "auto")
-    module, first = (
-        sys.modules[f"gradwire.runtime.pilot.{name}"] for name in ("auto", "_measured")
-    )
+    module, first = (sys.modules[f"gradwire.pilot.{name}"] for name in ("auto", "_measured"))
     less = {
         "BUDGET_S": 1e-3,
         "ROUNDS": 1,
@@ -74,8 +72,8 @@ def seen(**seconds: Any) -> Iterator[None]:
         slowness = seconds.get("slowness", lambda engine, known: 1.0)
         with (
             mock.patch.object(module, "MOST_ERROR", errors),
-            mock.patch("gradwire.runtime.pilot._measured.typical_s", typical_s),
-            mock.patch("gradwire.runtime.pilot._measured.proposal", proposal),
+            mock.patch("gradwire.pilot._measured.typical_s", typical_s),
+            mock.patch("gradwire.pilot._measured.proposal", proposal),
             mock.patch.object(module, "slowness", slowness),
         ):
             yield
@@ -382,7 +380,7 @@ def refused(rank: int, world: int, error: Exception) -> tuple[str, list[str], bo
     net = Net()
     optimizer = momentum(net.parameters())
     handle = gw.attach(net, gw.pilot.by_planner("mgwfbp", measured_steps=2))
-    with measured_quickly(), mock.patch("gradwire.runtime.pilot.by_planner.plan") as made:
+    with measured_quickly(), mock.patch("gradwire.pilot.by_planner.plan") as made:
         made.side_effect = error
         train(net, optimizer, rank, range(8))
     found = digest(net), handle.stats()["pilot"]["decisions"], handle.plan is None

@@ -21,12 +21,11 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Among
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
-from gradwire.runtime.device import backends
 from gradwire.runtime.device.devices import Accelerator
 from gradwire.runtime.device.streams import Mark, SideStream, Staging
+from gradwire.runtime.engine import backends, engine
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.step import engine
-from gradwire.runtime.step.wire import carry_out
+from gradwire.runtime.transport.wire import carry_out
 from tests.runtime import late
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh

@@ -16,7 +16,7 @@ from gradwire.exchange.local import drive
 from gradwire.runtime.device.streams import Streams
 from gradwire.runtime.step.messages import Message, ParamRange
 from gradwire.runtime.step.synchroniser import Check, Record, StepReport, Synchroniser
-from gradwire.runtime.step.task_graph import Task
+from gradwire.runtime.transport.task_graph import Task
 from tests.each import each
 from tests.runtime.training import DENSE, TOPK
 

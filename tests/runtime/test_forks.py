@@ -22,7 +22,7 @@ from torch import nn
 import gradwire as gw
 from gradwire.errors import ExitCode, GradwireError
 from gradwire.runtime.ddp import comm_hook
-from gradwire.runtime.step.task_graph import Task
+from gradwire.runtime.transport.task_graph import Task
 from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks

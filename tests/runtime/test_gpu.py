@@ -25,7 +25,7 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.runtime.device.devices import Accelerator
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.step.wire import carry_directly
+from gradwire.runtime.transport.wire import carry_directly
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import CHOSEN, SMALL_MB, Net, batch, named

@@ -12,7 +12,7 @@ import gradwire as gw
 from gradwire.contract import Member
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.local import drive
-from gradwire.runtime.failure.guard import Compare, Guard, Missed, compared, loses
+from gradwire.runtime.step.guard import Compare, Guard, Missed, compared, loses
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_auto import SETTINGS, seen
 from tests.runtime.training import SMALL_MB, Net, digest, momentum, train

@@ -23,7 +23,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.trace.span import Trace
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
-from gradwire.runtime.step.wire import give_back, in_background
+from gradwire.runtime.transport.wire import give_back, in_background
 from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.plans import drawn

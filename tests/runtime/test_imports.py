@@ -20,11 +20,12 @@ for exchange in (gw.compress.uniform(), "topk"):
 MOST = 120
 """The modules of gradwire that a plain attach and its first step may load."""
 UNASKED = [
-    "runtime.elastic",
+    "runtime.survive",
     "runtime.local_steps",
     "runtime.overlap",
     "runtime.fsdp",
-    "runtime.pilot",
+    "pilot",
+    "measure",
     "runtime.ddp",
     "runtime.state",
     "runtime.controls",
@@ -43,6 +44,8 @@ def test_attach_loads_what_it_is_asked_for() -> None:
     assert not done.returncode, done.stderr
     uniform, topk = (line.split() for line in done.stdout.splitlines())
     assert not {"torch._dynamo", "sympy"} & {*topk}
+    # The command line and the files of plans need these, and a training job does not.
+    assert not {"typer", "rich", "pydantic"} & {*topk}
     own = [name for name in uniform if f"{name}.".startswith("gradwire.")]
     assert len(own) <= MOST
     asked_for = [name for name in own if f"{name}.".startswith("gradwire.runtime.step.")]

@@ -16,8 +16,8 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.contract.verbs import AllGather, AllToAll, Send
 from gradwire.errors import ExitCode, InvalidSetting
-from gradwire.runtime.failure import integrity
-from gradwire.runtime.failure.integrity import (
+from gradwire.runtime.step import integrity
+from gradwire.runtime.step.integrity import (
     digest_on_device,
     digests_of,
     odd_ranks,

@@ -17,12 +17,15 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.contract.verbs import Compute, Steps
 from gradwire.errors import RankFailed
-from gradwire.runtime.failure import checksums, membership, shrink
-from gradwire.runtime.failure.membership import ALONE
-from gradwire.runtime.step import engine, synchroniser, wire
-from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.engine import engine
+from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.liveness import membership
+from gradwire.runtime.liveness.membership import ALONE
+from gradwire.runtime.step import synchroniser
 from gradwire.runtime.step.messages import Message
-from gradwire.runtime.step.task_graph import Task, TaskManager
+from gradwire.runtime.survive import shrink
+from gradwire.runtime.transport import checksums, wire
+from gradwire.runtime.transport.task_graph import Task, TaskManager
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, Net, loss_of

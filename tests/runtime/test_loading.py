@@ -19,9 +19,9 @@ from torch import nn
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
-from gradwire.runtime.failure import membership
-from gradwire.runtime.failure.membership import Membership
 from gradwire.runtime.handle import Handle
+from gradwire.runtime.liveness import membership
+from gradwire.runtime.liveness.membership import Membership
 from gradwire.runtime.state import joint_call
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import device_mesh

@@ -23,9 +23,9 @@ from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import clone_state
 from gradwire.exchange.local import drive
-from gradwire.runtime.setup.settings import tables
+from gradwire.runtime.engine.plain import packed, read_packed
+from gradwire.runtime.settings import tables
 from gradwire.runtime.state.checkpoint import Origin, collect, loaded
-from gradwire.runtime.state.plain import packed, read_packed
 from gradwire.runtime.step.messages import Message, ParamRange
 from gradwire.runtime.step.synchroniser import Record
 from gradwire_lab.laws.tolerance import same_bits

@@ -11,9 +11,9 @@ import pytest
 import torch.distributed as dist
 
 from gradwire.errors import RanksDiffer
-from gradwire.runtime.failure import membership
-from gradwire.runtime.failure.membership import Membership
-from gradwire.runtime.step import wire
+from gradwire.runtime.liveness import membership
+from gradwire.runtime.liveness.membership import Membership
+from gradwire.runtime.transport import wire
 
 LIMIT = timedelta(seconds=20)
 

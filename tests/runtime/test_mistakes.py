@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 import gradwire as gw
 from gradwire.errors import InvalidSetting, LoopMistake, RanksDiffer
 from gradwire.planning.data.cluster import Host
-from gradwire.runtime.setup import versions
-from gradwire.runtime.setup.settings import resolve
+from gradwire.runtime.agreement import versions
+from gradwire.runtime.settings import resolve
 from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.plans import drawn

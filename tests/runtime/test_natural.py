@@ -19,7 +19,7 @@ from gradwire.planning.data import plan as plans
 from gradwire.planning.data.cluster import Cluster, Host
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.runtime.setup.settings import tables
+from gradwire.runtime.settings import tables
 from gradwire_lab.planning.zeros import measure_sparsity
 from tests.each import each
 from tests.runtime import models

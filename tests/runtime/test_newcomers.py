@@ -19,14 +19,14 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
-from gradwire.runtime.elastic import rejoin
-from gradwire.runtime.elastic.rejoin import Lookout, Newcomer, Offer, come_together
-from gradwire.runtime.failure import pulse, shrink
-from gradwire.runtime.failure.membership import Membership
-from gradwire.runtime.setup.fingerprint import fingerprint, post_refusal
-from gradwire.runtime.state.plain import receive
-from gradwire.runtime.step import wire
-from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.agreement.fingerprint import fingerprint, post_refusal
+from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.engine.plain import receive
+from gradwire.runtime.liveness import pulse
+from gradwire.runtime.liveness.membership import Membership
+from gradwire.runtime.survive import rejoin, shrink
+from gradwire.runtime.survive.rejoin import Lookout, Newcomer, Offer, come_together
+from gradwire.runtime.transport import wire
 from tests.runtime.given import keywords
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, loss_of, momentum
 

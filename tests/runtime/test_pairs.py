@@ -21,7 +21,7 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.runtime.grid.dtensors import shard_of
-from gradwire.runtime.setup.pairs import (
+from gradwire.runtime.pairs import (
     ADAPTS,
     CUT_ROWS,
     DTENSORS,
@@ -32,8 +32,8 @@ from gradwire.runtime.setup.pairs import (
     REFUSED,
     RefusedPair,
 )
-from gradwire.runtime.setup.refusals import sole_ddp
-from gradwire.runtime.setup.settings import sparse_weights, trained
+from gradwire.runtime.settings import sparse_weights, trained
+from gradwire.runtime.step.refusals import sole_ddp
 from gradwire_bench.runs.pairs import ALL, MARKS, SHOWN, markdown, pairs, refusal_of, together
 from tests.each import each
 from tests.runtime.given import keywords

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.runtime.state.plain import packed, read_packed, told_by, values_of_all
+from gradwire.runtime.engine.plain import packed, read_packed, told_by, values_of_all
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net
 

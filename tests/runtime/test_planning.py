@@ -11,16 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.planning import catalogue
-from gradwire.planning.data.cluster import PRIMITIVES, Cluster
-from gradwire.planning.data.fit import fit_line
-from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ddp import ddp
-from gradwire.planning.price import iteration_s
-from gradwire.runtime.pilot import _measured
-from gradwire.runtime.pilot._decisions import Move, Review, decide, is_worth, typical_s
-from gradwire.runtime.pilot._measured import median_codecs
-from gradwire.runtime.pilot._planning import (
+from gradwire.pilot import _measured
+from gradwire.pilot._decisions import Move, Review, decide, is_worth, typical_s
+from gradwire.pilot._measured import median_codecs
+from gradwire.pilot._planning import (
     MOST_FACTOR,
     Proposal,
     link_factor,
@@ -28,6 +22,12 @@ from gradwire.runtime.pilot._planning import (
     surveyed,
     words_of,
 )
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import PRIMITIVES, Cluster
+from gradwire.planning.data.fit import fit_line
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.ddp import ddp
+from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
 from tests.each import each
 from tests.planning.test_auto import MBIT, cluster_of

@@ -16,14 +16,14 @@ import torch.distributed as dist
 
 from gradwire.contract.verbs import Compute, Steps
 from gradwire.errors import ExitCode
-from gradwire.runtime.failure import blame, pulse
-from gradwire.runtime.failure.blame import silence
-from gradwire.runtime.failure.membership import ALONE
-from gradwire.runtime.failure.pulse import Alarm, Place, Pulse, Sign, Stillness
-from gradwire.runtime.failure.roll_call import Reach
-from gradwire.runtime.step import wire
-from gradwire.runtime.step.engine import Engine
-from gradwire.runtime.step.task_graph import Task
+from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.liveness import blame, pulse
+from gradwire.runtime.liveness.blame import silence
+from gradwire.runtime.liveness.membership import ALONE
+from gradwire.runtime.liveness.pulse import Alarm, Place, Pulse, Sign, Stillness
+from gradwire.runtime.liveness.roll_call import Reach
+from gradwire.runtime.transport import wire
+from gradwire.runtime.transport.task_graph import Task
 
 WORLD = 3
 HANG_S = 60.0

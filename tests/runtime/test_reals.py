@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
-from gradwire.runtime.step.messages import as_complex, as_reals, grad_as_reals
+from gradwire.runtime.grid.reals import as_complex, as_reals, grad_as_reals
 from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks

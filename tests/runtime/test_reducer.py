@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 import gradwire as gw
 from gradwire.contract.travel import bytes_sent
 from gradwire.runtime.controls import Controls, Flight, Pilot
-from gradwire.runtime.step.engine import figures_of_all
+from gradwire.runtime.engine.engine import figures_of_all
 from tests.runtime.given import keywords
 from tests.runtime.models import Branches, Words
 from tests.runtime.ranks import Ranks

@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import exchange_for
-from gradwire.runtime.elastic.rejoin import Healing, Newcomer
-from gradwire.runtime.step.wire import root_store
+from gradwire.runtime.survive.rejoin import Healing, Newcomer
+from gradwire.runtime.transport.wire import root_store
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import SMALL_MB, TOPK, Net, digest, loss_of, momentum

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.runtime.failure import blame
+from gradwire.runtime.liveness import blame
 from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks

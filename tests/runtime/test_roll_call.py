@@ -13,9 +13,9 @@ import pytest
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from gradwire.errors import ExitCode
-from gradwire.runtime.failure import roll_call
-from gradwire.runtime.failure.blame import alarm_of
-from gradwire.runtime.failure.roll_call import Reach, RollCall, _Way, _way_to
+from gradwire.runtime.liveness import roll_call
+from gradwire.runtime.liveness.blame import alarm_of
+from gradwire.runtime.liveness.roll_call import Reach, RollCall, _Way, _way_to
 from tests.each import each
 
 WORLD = 4

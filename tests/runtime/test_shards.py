@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import gradwire as gw
 from gradwire.contract.verbs import AllGather, AllReduce, Among
 from gradwire.errors import InvalidSetting, RankFailed
-from gradwire.runtime.step.wire import Circle, Routes
+from gradwire.runtime.transport.wire import Circle, Routes
 from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.compress.grid import Grid
 from tests.each import each

@@ -12,8 +12,8 @@ import gradwire as gw
 from gradwire.contract import Exchange, Result, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Compute, Steps
-from gradwire.runtime.step.engine import COMPUTE
-from gradwire.runtime.step.task_graph import Task
+from gradwire.runtime.engine.engine import COMPUTE
+from gradwire.runtime.transport.task_graph import Task
 from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks

@@ -18,12 +18,12 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.contract.verbs import AllReduce, Among, Compute, Steps
 from gradwire.exchange.by_name import exchange_for
-from gradwire.runtime.failure import shrink
-from gradwire.runtime.failure.membership import Membership, join
-from gradwire.runtime.failure.shrink import Counted, Survivors, decided
+from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.liveness.membership import Membership, join
 from gradwire.runtime.state.checkpoint import is_residual
-from gradwire.runtime.step.engine import Engine
-from gradwire.runtime.step.wire import REJOINED, default_store, own_store, start
+from gradwire.runtime.survive import shrink
+from gradwire.runtime.survive.shrink import Counted, Survivors, decided
+from gradwire.runtime.transport.wire import REJOINED, default_store, own_store, start
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum

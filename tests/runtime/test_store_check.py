@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 import gradwire as gw
-from gradwire.runtime.failure import store_check
-from gradwire.runtime.failure.store_check import StoreCheck
-from gradwire.runtime.step import wire
+from gradwire.runtime.liveness import store_check
+from gradwire.runtime.liveness.store_check import StoreCheck
+from gradwire.runtime.transport import wire
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, digest, loss_of

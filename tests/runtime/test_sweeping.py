@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gradwire as gw
-from gradwire.runtime.step.wire import default_store
+from gradwire.runtime.transport.wire import default_store
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import HURRIED, Ranks
 

@@ -21,9 +21,9 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.trace.span import Span
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.exchange.pair import pair
-from gradwire.runtime.failure.membership import join
-from gradwire.runtime.step.engine import Driver, Engine
-from gradwire.runtime.step.task_graph import Task
+from gradwire.runtime.engine.engine import Driver, Engine
+from gradwire.runtime.liveness.membership import join
+from gradwire.runtime.transport.task_graph import Task
 from tests.planning.simulation.test_computes import CHUNK, computes
 from tests.runtime.ranks import Ranks
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.runtime.step.task_graph import Over, Task, TaskManager
+from gradwire.runtime.transport.task_graph import Over, Task, TaskManager
 
 WAIT_S = 60.0
 

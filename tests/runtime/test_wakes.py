@@ -17,10 +17,10 @@ from gradwire.contract import Exchange
 from gradwire.contract.trace.span import Span
 from gradwire.contract.verbs import AllReduce, Among, Compute, Steps
 from gradwire.exchange.by_name import exchange_for
-from gradwire.runtime.failure.membership import ALONE
-from gradwire.runtime.step.engine import Driver, Engine
-from gradwire.runtime.step.task_graph import Task, TaskManager
-from gradwire.runtime.step.wire import Circle, Routes
+from gradwire.runtime.engine.engine import Driver, Engine
+from gradwire.runtime.liveness.membership import ALONE
+from gradwire.runtime.transport.task_graph import Task, TaskManager
+from gradwire.runtime.transport.wire import Circle, Routes
 from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks

@@ -74,7 +74,7 @@ KINDS = {
             _LAB,
         ),
     ),
-    "pilot": Kind("pilot", "gradwire.runtime.pilot"),
+    "pilot": Kind("pilot", "gradwire.pilot"),
     "sparse.formats": Kind(
         "sparse format",
         "gradwire.kernels.sparse.formats",

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..errors import NotInstalled, invalid
-from ..runtime.setup.settings import FailurePolicy, Options
+from ..runtime.settings import FailurePolicy, Options
 from .framework_attachment import AnyExchange, FrameworkAttachment
 
 try:

@@ -25,9 +25,9 @@ from ..contract import Compressor, Exchange
 from ..errors import InvalidSetting
 from ..planning.data.plan import Plan
 from ..runtime.attach import attach
+from ..runtime.engine.plain import values_of_all
 from ..runtime.handle import Handle
-from ..runtime.setup.settings import FailurePolicy, Options
-from ..runtime.state.plain import values_of_all
+from ..runtime.settings import FailurePolicy, Options
 from ..runtime.state.redistribution import place_name
 
 AnyExchange = Exchange | Compressor | Plan | str | Path | Callable[..., Any]

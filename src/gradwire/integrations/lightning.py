@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..errors import InvalidSetting, NotInstalled
-from ..runtime.setup.settings import FailurePolicy, Options
+from ..runtime.settings import FailurePolicy, Options
 from .framework_attachment import AnyExchange, FrameworkAttachment, warn_of_no_state
 
 try:

@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import NotInstalled
-from ..runtime.setup.settings import FailurePolicy, Options
+from ..runtime.settings import FailurePolicy, Options
 from .framework_attachment import AnyExchange, FrameworkAttachment
 
 try:

@@ -31,16 +31,19 @@ from ..errors import invalid
 from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import chooses_scheme
 from ..kernels.libraries import being_built
-from .device.backends import AFTER_A_CHANGE, OwnNetwork, choose, connect, network_of
-from .failure.blame import leave_by_cause
-from .failure.membership import ALONE, Membership, join
+from .agreement.fingerprint import NETWORK, SETTINGS, Fingerprint, agree, fingerprint, post_refusal
+from .agreement.versions import warn_of_versions
+from .engine.backends import AFTER_A_CHANGE, OwnNetwork, choose, connect, network_of
+from .engine.engine import Engine
+from .fused import fused_messages
 from .grid.dtensors import has_dtensors, refuse_other_shards, reshard, shard_of, sharded_modules
-from .grid.shards import agree_among_shards, join_shards, one_dimension, outside_of, place_in
+from .grid.reals import as_reals
+from .grid.shards import join_shards, one_dimension, outside_of, place_in
 from .handle import Handle
-from .setup.fingerprint import NETWORK, SETTINGS, Fingerprint, agree, fingerprint, post_refusal
-from .setup.pairs import DTENSORS, Facts, caution, refusal_of, refuse_pairs
-from .setup.refusals import refuse_own_writes, refuse_wrong_model, sole_ddp
-from .setup.settings import (
+from .liveness.blame import leave_by_cause
+from .liveness.membership import ALONE, Membership, join
+from .pairs import DTENSORS, Facts, caution, refusal_of, refuse_pairs
+from .settings import (
     FailurePolicy,
     Options,
     Settings,
@@ -51,23 +54,22 @@ from .setup.settings import (
     takes_options,
     trained,
 )
-from .setup.versions import warn_of_versions
-from .step.engine import Engine
 from .step.figures import Recorder
-from .step.fused import fused_messages
 from .step.hooks import ModuleHooks, Strangers
 from .step.local_gradients import LocalGradients
-from .step.messages import Message, as_reals, refuse_float16, scale_of, travels_scaled
+from .step.messages import Message, refuse_float16, scale_of, travels_scaled
 from .step.progress import Progress
+from .step.refusals import refuse_own_writes, refuse_wrong_model, sole_ddp
 from .step.scaling import observe
+from .step.shard_lengths import agree_among_shards
 from .step.synchroniser import Check, Synchroniser
-from .step.wire import Group
+from .transport.wire import Group
 
 if TYPE_CHECKING:
     from ..planning.data.plan import Plan
     from .controls import Pilot
     from .ddp.comm_hook import DDPHooks, DDPInTurn
-    from .elastic.rejoin import Healing, Newcomer
+    from .survive.rejoin import Healing, Newcomer
 
 
 @takes_options
@@ -127,7 +129,7 @@ def attach(
     settings = Settings(exchange, optimizer, scaler, *given)
     newcomer = None
     if (store := getattr(settings.failure, "rejoin", None)) is not None:
-        from .elastic.rejoin import Newcomer
+        from .survive.rejoin import Newcomer
 
         places = group, mesh, getattr(settings.options, "shards", None)
         newcomer = Newcomer(store, settings.failure.on_failure, optimizer, places)
@@ -253,7 +255,7 @@ class Attachment:
         agree_among_shards(who, shards, messages, settings.channels, settings.failure.timeout)
         healing = None
         if settings.failure.on_failure == "shrink":
-            from .elastic.rejoin import Healing
+            from .survive.rejoin import Healing
 
             healing = Healing(
                 self._shared, settings.optimizer, settings.scaler, settings.failure.timeout, told
@@ -302,7 +304,8 @@ class Attachment:
             undo.callback(observe(settings.scaler, progress))
             if (every := settings.options.guard_every) is not None:
                 progress.compare(every)
-            progress.healing, progress.newcomer = healing, newcomer
+            self.healing = healing
+            self.newcomer = newcomer
             handle = self.hook(progress, undo)
             handle.backend = serves
             of_all = dist.group.WORLD if dist.is_initialized() else None
@@ -405,7 +408,7 @@ class Attachment:
         """The messages of a plan; those of None, by which a pilot begins, are dense."""
         if plan is None:
             return self._fused(exchange_for(none()), who)
-        from .step.planned import check_for, messages_of
+        from .planned import check_for, messages_of
 
         check_for(plan, self.carried, sparse)
         return messages_of(plan, self.carried, sparse, who, self.settings.ranks_per_host)
@@ -460,9 +463,11 @@ class Attachment:
         handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
         handle.enter_model()
         if hooks is not None and settings.failure.on_failure == "shrink":
-            from .failure.shrink import Shrinking
+            from .survive.shrink import Shrinking
 
-            hooks.shrinking = Shrinking(handle, progress, params, self.messages, undo)
+            hooks.shrinking = Shrinking(
+                handle, progress, params, self.messages, undo, self.healing, self.newcomer
+            )
         if buckets is not None and isinstance(model, DistributedDataParallel):
             from .ddp.comm_hook import refuse_fewer
 

@@ -33,9 +33,9 @@ from ..exchange.two_level import on_hosts
 from ..planning.data.cluster import Cluster
 from ..planning.data.plan import Plan
 from .ddp.comm_hook import DDPHooks, DDPInTurn
+from .engine.engine import Engine
 from .overlap.overlap import Overlap
 from .state import checkpoint
-from .step.engine import Engine
 from .step.hooks import ModuleHooks
 from .step.messages import Message, ParamRange
 from .step.progress import Progress

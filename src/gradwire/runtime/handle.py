@@ -19,25 +19,25 @@ from ..contract import Exchange
 from ..contract.trace.span import Trace
 from ..errors import InvalidSetting, invalid
 from ..exchange.error_feedback import residuals as residuals_of
-from .device.backends import AFTER_A_CHANGE
-from .failure.membership import run_of
+from .engine.backends import AFTER_A_CHANGE
+from .engine.engine import Engine
 from .grid.dtensors import is_dtensor
 from .grid.shards import place_in
-from .setup.settings import algorithm, plan_in, trained
-from .step.engine import Engine
+from .liveness.membership import run_of
+from .settings import algorithm, plan_in, trained
 from .step.figures import Log, adapted, memory_of, norm_over_all, spread, whereabouts
 from .step.hooked import Hooked, Lent
 from .step.hooks import ModuleHooks
 from .step.progress import Progress
-from .step.task_graph import wall_clock
-from .step.wire import Group
+from .transport.task_graph import wall_clock
+from .transport.wire import Group
 
 if TYPE_CHECKING:
     from ..planning.data.plan import Plan
     from .controls import Controls, Pilot
-    from .overlap.overlap import Overlap
     from .state.checkpoint import Origin
     from .state.sharded import Owners
+    from .step.hooks import DefersGradients
 
 _POLL_S = 0.005
 """Seconds between two looks whether another thread's backward pass has ended."""
@@ -120,7 +120,7 @@ class Handle:
         return self.synchroniser.engine
 
     @property
-    def overlap(self) -> Overlap | None:
+    def overlap(self) -> DefersGradients | None:
         """The overlap of the next forward pass; None where it waits for all means."""
         return None if self._hooks is None else self._hooks.overlap
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from gradwire.contract.travel import sent_bytes
 from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter
-from gradwire.runtime.step.wire import carry_out, open_channels
+from gradwire.runtime.transport.wire import carry_out, open_channels
 from gradwire_bench.testbed.counters import own_counters
 
 NUMEL = int(sys.argv[1])

@@ -7,11 +7,11 @@ import os
 import pytest
 import torch
 
+from gradwire.measure.links import shared_cores
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
-from gradwire.planning.measure.links import shared_cores
 from gradwire.planning.planner.auto.candidates import DEFAULT, Blend, Candidate
 from gradwire.planning.planner.auto.judgement import setting_of
 from gradwire.planning.planner.ddp import ddp

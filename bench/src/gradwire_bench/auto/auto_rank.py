@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.pilot.auto import auto
 from gradwire.runtime.attach import attach
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.pilot.auto import auto
-from gradwire.runtime.setup.settings import Options
+from gradwire.runtime.settings import Options
 
 from ..testbed.ranks import Report
 from ..training.tasks import make_task

@@ -24,8 +24,8 @@ from gradwire.contract.travel import sent_bytes
 from gradwire.contract.verbs import AllReduce
 from gradwire.runtime.attach import attach
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.setup.settings import FailurePolicy, Options
-from gradwire.runtime.step.task_graph import wall_clock
+from gradwire.runtime.settings import FailurePolicy, Options
+from gradwire.runtime.transport.task_graph import wall_clock
 
 from ..testbed.ranks import Report
 from ..testbed.relay import own_counters

@@ -35,10 +35,11 @@ from gradwire.exchange.pair import pair
 from gradwire.planning.data.plan import Chunk, Plan, PlannedMessage
 from gradwire.runtime import attach as attachment
 from gradwire.runtime.attach import attach
+from gradwire.runtime.engine import engine
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.setup.settings import FailurePolicy, Options
-from gradwire.runtime.step import engine, wire
+from gradwire.runtime.settings import FailurePolicy, Options
+from gradwire.runtime.transport import wire
 
 from ..testbed.netns import INTERFACE, Namespaces, host_address, join_network
 from .accidents import (

@@ -31,7 +31,7 @@ from gradwire.contract.verbs import (
     Steps,
     rewritten,
 )
-from gradwire.runtime.step import wire
+from gradwire.runtime.transport import wire
 
 from .accidents import FLIP_ON_THE_WAY, OF_BYTES, WITH_HELP, Accident
 

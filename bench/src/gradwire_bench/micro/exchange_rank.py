@@ -26,8 +26,8 @@ from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
 from gradwire.exchange.two_level import on_hosts
 from gradwire.kernels.libraries import backend
-from gradwire.runtime.failure.membership import join
-from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.liveness.membership import join
 
 from ..testbed.counters import own_counters
 from ..testbed.ranks import Report

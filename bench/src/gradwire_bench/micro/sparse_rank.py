@@ -18,8 +18,8 @@ from gradwire.contract.spec import TensorSpec, chunk_bounds
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import residuals
 from gradwire.exchange.pair import pair
-from gradwire.runtime.failure.membership import join
-from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.liveness.membership import join
 
 from ..testbed.counters import InterfaceCounters, own_counters
 from ..testbed.ranks import Report

@@ -28,8 +28,8 @@ from gradwire.compress.topk import topk
 from gradwire.exchange.pair import pair
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.runtime.attach import attach
-from gradwire.runtime.failure.integrity import DEFAULT_CHECK_EVERY
-from gradwire.runtime.setup.settings import FailurePolicy
+from gradwire.runtime.settings import FailurePolicy
+from gradwire.runtime.step.integrity import DEFAULT_CHECK_EVERY
 from gradwire_bench.schedule.replay import Replay, VirtualDevice
 
 SIDES = {

@@ -35,10 +35,10 @@ from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.planner.usbyte import usbyte
 from gradwire.runtime.attach import Attachment
 from gradwire.runtime.grid.dtensors import shard_of
+from gradwire.runtime.grid.reals import as_reals
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.setup.settings import Settings, trained
-from gradwire.runtime.step import wire
-from gradwire.runtime.step.messages import as_reals
+from gradwire.runtime.settings import Settings, trained
+from gradwire.runtime.transport import wire
 
 PROGRAMS = Path(__file__).parents[4] / "examples" / "matrix"
 PLAN = "plan"

@@ -1,6 +1,6 @@
 """Pairs of features: each is refused by a sentence, or a test trains with both.
 
-The table of ``gradwire.runtime.setup.pairs`` says which are refused, and by what words. All other
+The table of ``gradwire.runtime.pairs`` says which are refused, and by what words. All other
 pairs of ``ALL`` go together, which ``SHOWN`` shows.
 """
 
@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from gradwire.runtime.setup.pairs import (
-    CAUTIONS,
-    CUT_ROWS,
-    DTENSORS,
-    LOCAL,
-    REFUSED,
-    RefusedPair,
-)
+from gradwire.runtime.pairs import CAUTIONS, CUT_ROWS, DTENSORS, LOCAL, REFUSED, RefusedPair
 
 EXCHANGES = (
     "none",

@@ -28,9 +28,9 @@ from gradwire.cli.report.table import Row
 from gradwire.contract.registry import load
 from gradwire.errors import RanksLost
 from gradwire.runtime.attach import attach
-from gradwire.runtime.setup.settings import FailurePolicy
-from gradwire.runtime.step.task_graph import wall_clock
-from gradwire.runtime.step.wire import root_store
+from gradwire.runtime.settings import FailurePolicy
+from gradwire.runtime.transport.task_graph import wall_clock
+from gradwire.runtime.transport.wire import root_store
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from gradwire.contract.trace.span import Span
 from gradwire.errors import invalid
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.runtime.step.task_graph import wall_clock
+from gradwire.runtime.transport.task_graph import wall_clock
 
 
 def scaled_profile(profile: Profile, *, scale: float = 1.0, slowdown: float = 1.0) -> Profile:

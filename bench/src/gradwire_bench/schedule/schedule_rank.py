@@ -23,21 +23,21 @@ import torch.distributed as dist
 
 from gradwire.contract.registry import load
 from gradwire.contract.trace.span import Span, Trace
+from gradwire.measure.codecs import measure_codecs
+from gradwire.measure.links import measure_cluster
 from gradwire.planning.data.check import check
 from gradwire.planning.data.cluster import Cluster, Host, VerbName
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.make_plan import plan as plan_for
-from gradwire.planning.measure.codecs import measure_codecs
-from gradwire.planning.measure.links import measure_cluster
 from gradwire.runtime.attach import attach
-from gradwire.runtime.failure.membership import join
+from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.engine.plain import values_of_all
 from gradwire.runtime.grid.shards import TORCHRUN, ranks_of_each_host
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.setup.settings import FailurePolicy, Options
-from gradwire.runtime.state.plain import values_of_all
-from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.liveness.membership import join
+from gradwire.runtime.settings import FailurePolicy, Options
 from gradwire_lab.planning.tune import tune
 
 from ..testbed.counters import own_counters

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from gradwire.measure.group import Report
+from gradwire.measure.links import measure_group_links
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.measure.group import Report
-from gradwire.planning.measure.links import measure_group_links
 
 from .hosts import Testbed, open_hosts
 from .ranks import run_ranks

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gradwire.planning.measure.group import Report as Report
-from gradwire.planning.measure.group import launched_group
+from gradwire.measure.group import Report as Report
+from gradwire.measure.group import launched_group
 
 from .hosts import Hosts
 from .launch import launch

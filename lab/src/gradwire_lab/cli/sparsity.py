@@ -12,8 +12,8 @@ import typer
 from gradwire.cli.commands.profile import from_file
 from gradwire.cli.report.output import emit, progress
 from gradwire.errors import InvalidSetting, invalid
+from gradwire.measure.group import launched_group
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.measure.group import launched_group
 
 from ..planning.inputs import read_settings
 from ..planning.zeros import NUM_GRADIENTS, measure_group_sparsity, sparsity_rows

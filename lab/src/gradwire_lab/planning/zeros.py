@@ -31,6 +31,8 @@ from gradwire.exchange.by_name import algorithm_by_name
 from gradwire.kernels.sparse.entries import Entries, num_units
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
+from gradwire.measure.layers import TrainingStep, looked_into, no_progress, untouched
+from gradwire.measure.links import rank_0s
 from gradwire.planning.data.sparsity import (
     BLOCK,
     DOUBLINGS,
@@ -39,10 +41,8 @@ from gradwire.planning.data.sparsity import (
     SparsityProfile,
     TensorSparsity,
 )
-from gradwire.planning.measure.layers import TrainingStep, looked_into, no_progress, untouched
-from gradwire.planning.measure.links import rank_0s
-from gradwire.runtime.failure.membership import join
-from gradwire.runtime.step.engine import Engine
+from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.liveness.membership import join
 
 from .index_sets import unit_sparsity
 

@@ -22,7 +22,7 @@ from ..report.output import emit, installed_version, machine, progress
 from ..report.table import Row, cell, heading, markdown
 
 if TYPE_CHECKING:
-    from ...planning.measure.links import LinkReport
+    from ...measure.links import LinkReport
 
 
 # ---- The facts behind ``gradwire doctor`` ------------------------------------------------------
@@ -346,7 +346,7 @@ def link_warnings(report: LinkReport) -> list[Row]:
 
 
 def _measured() -> LinkReport:
-    from ...planning.measure import links
+    from ...measure import links
 
     with progress("measuring the link", len(links.TORCH_SIZES_BYTES)) as advance:
         try:

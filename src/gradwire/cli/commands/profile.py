@@ -92,8 +92,8 @@ def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if hosts is not None:
             raise invalid("--hosts", hosts, "left out under torchrun", "it measures its own ranks")
-        from ...planning.measure.group import launched_group
-        from ...planning.measure.links import measure_group_links
+        from ...measure.group import launched_group
+        from ...measure.links import measure_group_links
 
         known = None if rate is None else parse_rate(rate)
         with progress("measuring the ranks", total=1) as advance, launched_group():
@@ -148,8 +148,8 @@ def from_file(where: str) -> Made:
 
 
 def _profiled(made: Made, iterations: int | None) -> Profile:
-    from ...planning.measure.layers import NUM_WARM_UP
-    from ...planning.measure.layers import profile as profile_model
+    from ...measure.layers import NUM_WARM_UP
+    from ...measure.layers import profile as profile_model
 
     model, step = made
     total = None if iterations is None else NUM_WARM_UP + iterations

@@ -34,14 +34,14 @@ from ...contract.spec import NamedParam
 from ...contract.travel import bytes_sent
 from ...errors import InvalidSetting, invalid
 from ..device.streams import SideStream
-from ..failure.pulse import said
+from ..grid.reals import as_reals, grad_as_reals
+from ..liveness.pulse import said
 from ..overlap.overlap import Overlap
 from ..step.hooked import Hooked, Lent, untraced
 from ..step.hooks import is_inside_a_segment, on_gradient
-from ..step.messages import as_reals, grad_as_reals
 from ..step.progress import Progress
 from ..step.synchroniser import Synchroniser
-from ..step.task_graph import Task, is_interrupt, wall_clock
+from ..transport.task_graph import Task, is_interrupt, wall_clock
 
 _serving: WeakKeyDictionary[DistributedDataParallel, Callable[[], DDPHooks | None]]
 _serving = WeakKeyDictionary()

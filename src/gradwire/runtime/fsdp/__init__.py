@@ -20,13 +20,13 @@ from ...contract import Compressor
 from ...contract.registry import load
 from ...errors import InvalidSetting, invalid, with_brackets
 from ...exchange.pair import pair
-from ..failure.membership import join
+from ..agreement.fingerprint import agree, fingerprint, refusing
 from ..grid.dtensors import is_dtensor, sharded_modules
-from ..setup.fingerprint import agree, fingerprint, refusing
-from ..setup.pairs import REDUCE_SCATTER, Facts, refuse_pairs
-from ..setup.settings import FailurePolicy, Options, Settings, or_defaults, takes_options
+from ..liveness.membership import join
+from ..pairs import REDUCE_SCATTER, Facts, refuse_pairs
+from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_options
 from ..step.messages import scale_of
-from ..step.wire import Group
+from ..transport.wire import Group
 from .reduction import (
     WAY,
     Column,

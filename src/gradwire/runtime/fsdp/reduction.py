@@ -27,16 +27,16 @@ from ...contract.tensorwise import tensorwise
 from ...contract.travel import sent_bytes
 from ...contract.verbs import Compute, Steps, Verb, carried_out
 from ...errors import InvalidSetting, invalid
-from ..failure.forks import watch
-from ..failure.membership import Membership, run_of
-from ..setup.fingerprint import agree, fingerprint, refusing
+from ..agreement.fingerprint import agree, fingerprint, refusing
+from ..liveness.forks import watch
+from ..liveness.membership import Membership, run_of
 from ..state import checkpoint
 from ..state.sharded import Owners, own_part, sharded_state
 from ..step.backup import Backup
 from ..step.figures import norm_over_all
 from ..step.messages import Slot, scale_of, unscaling_factor
 from ..step.scaling import observe
-from ..step.wire import Group, as_on_a_lane, carry_out, give_back, open_channels
+from ..transport.wire import Group, as_on_a_lane, carry_out, give_back, open_channels
 
 WAY = casync_ps()
 

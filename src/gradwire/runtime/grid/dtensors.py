@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ...contract.spec import NamedParam
 from ...errors import InvalidSetting, invalid
-from ..step.messages import as_complex
+from .reals import as_complex
 
 
 def is_dtensor(tensor: object) -> bool:

@@ -25,10 +25,9 @@ import torch
 from torch import nn
 
 from ...contract.spec import NamedParam
-from ..failure.integrity import digests_of
+from ..state.outer_state import NO_LOADS
 from ..step.hooked import Hooked
-
-NO_LOADS = (0, 0)
+from ..step.integrity import digests_of
 
 
 class Loads:

@@ -40,23 +40,24 @@ from ...contract.bounds import check_whole
 from ...contract.spec import NamedParam
 from ...errors import invalid
 from ..attach import Attachment, grid_of
-from ..failure.integrity import DEFAULT_CHECK_EVERY
-from ..failure.membership import Membership
+from ..fused import fused_messages
 from ..handle import Handle
-from ..setup.pairs import LOCAL
-from ..setup.refusals import quietened, sole_ddp
-from ..setup.settings import FailurePolicy, Options, Settings, or_defaults, takes_options
+from ..liveness.membership import Membership
+from ..pairs import LOCAL
+from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_options
 from ..state.checkpoint import MOST_STEPS
-from ..step.fused import fused_messages
+from ..state.outer_state import NO_LOADS
 from ..step.hooked import untraced
 from ..step.hooks import Strangers
+from ..step.integrity import DEFAULT_CHECK_EVERY
 from ..step.messages import Message, refuse_complex
 from ..step.progress import Progress
+from ..step.refusals import quietened, sole_ddp
 from ..step.synchroniser import Check
-from ..step.task_graph import Task
-from ..step.wire import Group
+from ..transport.task_graph import Task
+from ..transport.wire import Group
 from .counting import Counting
-from .loads import NO_LOADS, Loads
+from .loads import Loads
 from .moment import LoopMoment, moments_of_all
 from .outer import DILOCO, MakeOuter, Outer
 

@@ -14,8 +14,8 @@ import torch
 
 from ...contract.verbs import Steps
 from ...errors import ExitCode, RankFailed
-from ..failure.pulse import listed
-from ..step.engine import rows_of_all
+from ..engine.engine import rows_of_all
+from ..liveness.pulse import listed
 
 _REMEDY = (
     "call end_period() on all ranks between the same two steps, and give all ranks as many steps: "

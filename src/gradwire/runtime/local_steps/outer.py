@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from ...contract.bounds import check_whole
 from ...contract.spec import NamedParam, working_dtype
 from ...errors import InvalidSetting, invalid
-from ..state.checkpoint import MOST_STEPS, refuse_values
-from .loads import NO_LOADS
+from ..state.checkpoint import refuse_values
+from ..state.outer_state import DAMAGED, check_outer
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
 """A function that makes the outer optimizer of anchors, as ``functools.partial`` of a class is."""
@@ -29,10 +28,6 @@ MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
 DILOCO: MakeOuter = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 """The outer optimizer of DiLoCo (Douillard et al. 2023, section 3)."""
 _REMEDY = "write functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)"
-_DICTS = ("anchors", "parameters", "arriving", "optimizer")
-_KINDS: dict[str, type] = {**dict.fromkeys(_DICTS, dict), "position": int, "left": int}
-_LOADS_END = 2**32
-_DAMAGED = "load an undamaged checkpoint of the same model"
 
 
 class Outer:
@@ -134,17 +129,17 @@ class Outer:
             for name, given in saved[key].items():
                 what, fits = f"{name} among the {key} of the state", own.get(name)
                 if not isinstance(given, Tensor) or fits is None:
-                    raise invalid(what, type(given).__name__, "a tensor of the model's", _DAMAGED)
+                    raise invalid(what, type(given).__name__, "a tensor of the model's", DAMAGED)
                 if given.shape != fits.shape or given.dtype != fits.dtype:
                     shown = f"{list(given.shape)} {given.dtype}"
-                    raise invalid(what, shown, f"{list(fits.shape)} {fits.dtype}", _DAMAGED)
+                    raise invalid(what, shown, f"{list(fits.shape)} {fits.dtype}", DAMAGED)
                 refuse_values(what, given.detach())
         trial = _made(self._make, [nn.Parameter(a.detach().clone()) for a in self.anchors.values()])
         try:
             trial.load_state_dict(deepcopy(saved["optimizer"]))
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise InvalidSetting(
-                f"the state of the outer optimizer cannot be loaded ({error}); {_DAMAGED}"
+                f"the state of the outer optimizer cannot be loaded ({error}); {DAMAGED}"
             ) from error
         for field, value in (one for own in trial.state.values() for one in own.items()):
             if isinstance(value, Tensor):
@@ -173,45 +168,3 @@ def _made(make: MakeOuter, anchors: list[nn.Parameter]) -> Optimizer:
         accepted = "one whose optimizer has all parameters that it is given, and no others"
         raise invalid("outer", f"one that takes {len(taken)} parameters", accepted, _REMEDY)
     return made
-
-
-def check_outer(saved: Any, whose: str = "the state") -> None:
-    """Raises ``InvalidSetting`` unless ``saved`` has the keys and the types of local steps."""
-    for key, kind in _KINDS.items():
-        if not isinstance(saved, dict) or type(saved.get(key)) is not kind:
-            raise InvalidSetting(
-                f"{whose} is not one of local steps: its {key} is missing or no {kind.__name__}; "
-                "pass what the handle of local_steps returned from state_dict()"
-            )
-    for key in ("position", "left"):
-        what = f"{key} in the period of {whose}"
-        check_whole(what, saved[key], _DAMAGED, least=0, most=MOST_STEPS)
-    loads = saved.get("loads", NO_LOADS)
-    is_pair = isinstance(loads, tuple | list) and len(loads) == len(NO_LOADS)
-    if not is_pair or not all(type(one) is int and 0 <= one < _LOADS_END for one in loads):
-        accepted = f"two integers from 0 to {_LOADS_END - 1}"
-        raise invalid(f"loads of {whose}", loads, accepted, _DAMAGED)
-
-
-def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The outer state of any rank among other ranks, from the state_dicts of all old ones.
-
-    Parameters are the old ranks' mean. Anchors must be the same on all old ranks; all else is taken
-    from the first.
-    """
-    for old in olds:
-        check_outer(old.get("outer"), f"the state of rank {old['rank']}")
-    first = olds[0]["outer"]
-    for old in olds[1:]:
-        for name in first["anchors"]:
-            other = old["outer"]["anchors"].get(name)
-            if other is None or not torch.equal(first["anchors"][name], other):
-                raise InvalidSetting(
-                    f"the anchors of {name} of rank 0 and rank {old['rank']} differ, and all ranks "
-                    "have the same; load undamaged checkpoints of one moment"
-                )
-    merged: dict[str, Any] = deepcopy(first)
-    for name, param in merged["parameters"].items():
-        each = (old["outer"]["parameters"][name] for old in olds)
-        param.copy_(torch.stack([tensor.detach().double().cpu() for tensor in each]).mean(0))
-    return merged

@@ -19,19 +19,19 @@ import torch
 
 from ...contract.verbs import AllReduce
 from ...errors import RankFailed
-from ..failure.membership import Membership
-from ..failure.pulse import PATIENCE_S, STORE_PATIENCE_S, listed
-from ..setup.fingerprint import (
+from ..agreement.fingerprint import (
     first_difference,
     has_refusal,
     refuse_differences,
     refuse_if_one_did,
     refusing,
 )
-from ..step.engine import Engine
-from ..step.wire import Channel, carry_out, in_background, open_channels
+from ..engine.engine import Engine
+from ..engine.plain import packed, read_packed, receive, send
+from ..liveness.membership import Membership
+from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S, listed
+from ..transport.wire import Channel, carry_out, in_background, open_channels
 from .checkpoint import common_fields
-from .plain import packed, read_packed, receive, send
 
 SILENCE_S = STORE_PATIENCE_S
 """Seconds for which a rank that others wait for may show no sign of life, as reading a checkpoint

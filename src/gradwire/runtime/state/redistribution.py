@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import InvalidSetting, invalid
-from ..local_steps.outer import merged_outer
-from ..setup.fingerprint import first_difference, refuse_differences
+from ..agreement.fingerprint import first_difference, refuse_differences
 from .checkpoint import Origin, check_form, common_fields, copied, is_by_element, summed
+from .outer_state import merged_outer
 
 Saved = Mapping[str, Any]
 """A state_dict whose form was checked."""

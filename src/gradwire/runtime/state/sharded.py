@@ -18,11 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...contract.bounds import check_whole
 from ...errors import InvalidSetting, invalid
+from ..engine.plain import packed, read_packed, values_of_all
 from ..grid.dtensors import is_dtensor, shard_of
-from ..step.messages import as_reals
-from ..step.wire import Group
+from ..grid.reals import as_reals
+from ..transport.wire import Group
 from .checkpoint import Origin, parted, summed
-from .plain import packed, read_packed, values_of_all
 
 _REST = "rest"
 """The entry beside parameters: what is no element's, of all ranks, as ``torch.save`` writes it."""

@@ -28,7 +28,7 @@ from ...contract.trace.span import Span, StepDensity, Trace
 from ...errors import InvalidSetting, invalid
 from ...exchange.error_feedback import residuals
 from ..device.streams import Staging
-from .engine import OFFLOAD
+from ..engine.engine import OFFLOAD
 from .messages import Message
 
 _log = logging.getLogger("gradwire")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import is_
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +21,38 @@ from torch.utils.checkpoint import CheckpointFunction
 from ...contract.spec import NamedParam
 from ...errors import RankFailed
 from ..grid.dtensors import is_dtensor, put_grad, shard_of_grad, sharded_modules
-from ..setup.refusals import exchanged_by, mark_attached, shown_as_around
+from ..grid.reals import grad_as_reals
+from ..transport.task_graph import wall_clock
 from .hooked import Hooked, untraced
 from .local_gradients import LocalGradients
-from .messages import grad_as_reals, refuse_grad_dtype
+from .messages import refuse_grad_dtype
 from .progress import Progress
-from .task_graph import wall_clock
+from .refusals import exchanged_by, mark_attached, shown_as_around
 
-if TYPE_CHECKING:
-    from ..overlap.overlap import Overlap
+
+class DefersGradients(Protocol):
+    """A plan's overlap with the next forward pass: it takes gradients, and waits for them later."""
+
+    num_overlapped: int
+    """The steps whose means the next forward pass waited for."""
+    fallbacks: Counter[str]
+    """The reasons why other steps waited at the end of backward, and how often."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward pass is under way."""
+
+    def take(self, name: str) -> None:
+        """Settles the last backward pass, as a gradient of the next one is there."""
+
+    def defer(self, grads: Mapping[str, Tensor | None]) -> None:
+        """Makes gradients, by name, pending at the end of a backward pass."""
+
+    def settle(self, reason: str | None, *, level: int = logging.WARNING) -> None:
+        """Waits for all means and makes the step asked for; ``reason`` says why now, for the log."""
+
+    def detach(self) -> None:
+        """Ends the overlap."""
 
 
 def on_gradient(param: Any, method: Any, *before: Any) -> Any:
@@ -204,7 +229,7 @@ class ModuleHooks:
         self,
         progress: Progress,
         params: Sequence[tuple[str, Tensor]],
-        overlap: Overlap | None,
+        overlap: DefersGradients | None,
         strangers: Strangers,
         local: LocalGradients,
     ) -> None:

@@ -63,7 +63,7 @@ from .backup import Backup
 if TYPE_CHECKING:
     from ...collective.steps.shares import Shares
     from ...planning.data.cluster import Cluster
-    from ..failure.guard import Compare, Missed
+    from .guard import Compare, Missed
 
 Grads = dict[str, Tensor | None]
 """Gradients of one step by parameter name; None where a parameter took no part."""
@@ -601,47 +601,6 @@ def refuse_float16(messages: Sequence[Any], scaler: GradScaler | None) -> None:
             "in float32 and compute in autocast, as a GradScaler asks for, or exchange them by "
             "none or cast16"
         )
-
-
-def as_reals(tensor: Tensor) -> Tensor:
-    """A real view of a complex tensor, without a graph; any other tensor itself.
-
-    Its last dimension is twice as long, or is one more where elements of the last dimension do not
-    lie side by side in memory.
-    """
-    if not tensor.is_complex():
-        return tensor
-    pairs = torch.view_as_real(tensor.detach())
-    lies_flat = tensor.dim() > 0 and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
-    return pairs.view(*tensor.shape[:-1], 2 * tensor.shape[-1]) if lies_flat else pairs
-
-
-def grad_as_reals(grad: Tensor, shape: torch.Size) -> Tensor:
-    """A real view of a complex gradient in its parameter's shape as reals; any other itself.
-
-    A copy stands for a gradient of which there is no such view: lazily conjugated, or laid out in
-    another order than its parameter.
-    """
-    if not grad.is_complex():
-        return grad
-    whole = grad.detach().resolve_conj()
-    reals = as_reals(whole)
-    return reals if reals.shape == shape else torch.view_as_real(whole.contiguous()).view(shape)
-
-
-def as_complex(reals: Tensor, like: Tensor) -> Tensor:
-    """A tensor in the shape of ``like``: a complex one of ``reals``, if ``like`` is complex.
-
-    It has the memory of ``reals`` if both lie in order, else its own, with the strides of ``like``.
-    """
-    if not like.is_complex():
-        return reals
-    pairs = reals.reshape(*like.shape, 2)
-    if like.is_contiguous():
-        return torch.view_as_complex(pairs.contiguous())
-    made = torch.empty_like(like)
-    torch.view_as_real(made).copy_(pairs)
-    return made
 
 
 def refuse_grad_dtype(name: str, param: Tensor, given: torch.dtype | None) -> None:

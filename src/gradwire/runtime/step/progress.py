@@ -15,17 +15,16 @@ from torch.amp import GradScaler
 from ...contract.spec import NamedParam
 from ...contract.trace.span import Span
 from ...exchange.error_feedback import choose_together
+from ..engine.engine import Engine
 from ..grid.dtensors import put_grad
-from .engine import Engine
+from ..transport.task_graph import wall_clock
 from .figures import Log, Recorder, density_of_step, outgrown
 from .messages import Message, scale_of
 from .scaling import held_by_optimizers
 from .synchroniser import Synchroniser
-from .task_graph import wall_clock
 
 if TYPE_CHECKING:
-    from ..elastic.rejoin import Healing, Newcomer
-    from ..failure.guard import Guard
+    from .guard import Guard
 
 _log = logging.getLogger("gradwire")
 _FIRST_LOOK = 64
@@ -48,9 +47,6 @@ class Progress:
         scaler: GradScaler | None = None,
     ) -> None:
         self.guard: Guard | None = None
-        self.healing: Healing | None = None
-        self.newcomer: Newcomer | None = None
-        """This rank's way into the run; None if it was there from the start."""
         self.logs: list[Log] = []
         self.synchroniser, self.recorder = synchroniser, recorder
         synchroniser.undoes_skipped = scaler is not None and scaler.is_enabled()
@@ -76,7 +72,7 @@ class Progress:
 
     def compare(self, every: int) -> None:
         """Has means compared with dense ones every so many steps, unless they already are."""
-        from ..failure.guard import Guard
+        from .guard import Guard
 
         self.guard = self.guard or Guard(every)
 

@@ -37,12 +37,12 @@ from ...contract.verbs import Compute, Steps
 from ...exchange.error_feedback import residuals
 from ..device.devices import HOST
 from ..device.streams import Copying, Offload, SideStream, StepMarks, Streams
-from ..failure.integrity import digests_of, refuse_other_bits
-from .engine import INLINE, OFFLOAD, Engine, rows_of_all
+from ..engine.engine import INLINE, OFFLOAD, Engine, rows_of_all
+from ..transport.task_graph import Task
+from ..transport.wire import as_on_a_lane
 from .figures import norm_over_all
+from .integrity import digests_of, refuse_other_bits
 from .messages import Grads, Message
-from .task_graph import Task
-from .wire import as_on_a_lane
 
 NORM_EVERY = 64
 """Steps between two norms that ranks report, but for the first ones."""
@@ -451,7 +451,7 @@ class Synchroniser:
                     "where the exchange keeps no state (residuals, momenta, counters of draws), or "
                     "attach was given on_failure='shrink'"
                 )
-            from ..failure.retry import repeat_together  # a pass that raised is rare
+            from .retry import repeat_together  # a pass that raised is rare
 
             repeat_together(self.engine, self._step, len(self._queue))
             for absent in self.names:

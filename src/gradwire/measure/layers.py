@@ -1,0 +1,606 @@
+"""profile: what every layer of a model takes, forward and backward, measured in the model's own
+steps.
+
+Source: US-Byte, section 5.1: hooks at every tensor, a device synchronisation at each, the interval
+    between two synchronisations, averaged over 50 measurements.
+Differences from the paper: the median and not the mean, as other work on the machine only ever adds
+    time. Forward times come from the same steps, not from a copy of the model's code. Every moment
+    of a step is charged to some layer (``Marks`` says to which), and layers' medians are
+    scaled to the median of steps without hooks that ran in turn with those with hooks: they add
+    up to what the step really takes, and the hooks' own time is not in them."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import random
+import statistics
+import threading
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import inf
+from time import perf_counter as clock
+from time import thread_time
+from typing import Any, NamedTuple, cast, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..contract.bounds import check_whole
+from ..errors import InvalidSetting, invalid
+from ..planning.data.profile import GradientDType, Layer, Profile, ProfiledTensor
+from ..runtime.grid.reals import as_reals
+from ..runtime.step.hooked import Hooked
+
+# ---- Marks --------------------------------------------------------------------------------------
+#
+# A mark ends a stretch of time. In the forward pass a layer's marks are where it is entered, so
+# what runs between two layers (activations, residual sums, the loss) is charged to the earlier
+# one: it waits for no other parameters. In the backward pass a layer's marks are where a gradient
+# of it is ready, so what runs between two layers is charged to the later one, which waits for it.
+# Both ways nothing is lost and nothing counts twice.
+
+BEGUN, ENTERED, LEFT, READY, ENDED = "begun", "entered", "left", "ready", "ended"
+"""A step, a module's forward, the end of a forward pass, a gradient, the end of a backward pass."""
+
+
+class Moment(NamedTuple):
+    """A moment: its kind, its module or the name of its gradient, and when it was."""
+
+    kind: str
+    what: Any
+    at_s: float
+
+
+def is_in_backward() -> bool:
+    """Whether this thread carries a backward pass out; what is computed there counts there."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+class Marks:
+    """The marks of a model's steps, by hooks in ``modules`` and at the parameters ``params``.
+
+    Each waits until the device has done what was asked of it.
+    """
+
+    def __init__(
+        self, model: nn.Module, modules: Iterable[nn.Module], params: Mapping[str, Any]
+    ) -> None:
+        self._model, self._params = model, dict(params)
+        self._wait = device_waiter({param.device for param in model.parameters()})
+        self.marks: list[Moment] = []
+        self.batch_size: int | None = None
+        self._undo = ExitStack()
+        for module in modules:
+            hook = Hooked(module.register_forward_pre_hook, self._enter, with_kwargs=True)
+            self._undo.callback(hook.remove)
+        for name, param in self._params.items():
+            self._undo.callback(self._watch(name, param).remove)
+
+    def remove(self) -> None:
+        """Removes all hooks."""
+        self._undo.close()
+
+    def note(self, kind: str, what: Any = None) -> None:
+        """Marks this moment."""
+        self._wait()
+        self.marks.append(Moment(kind, what, clock()))
+
+    def run(self, step: Callable[[], object]) -> list[Moment]:
+        """The marks of one step, with those of its backward passes."""
+        self.marks = []
+        self.note(BEGUN)
+        with self._watched_backward():
+            step()
+        self.note(LEFT)
+        return self.marks
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_in_backward():
+            return
+        if module is self._model and self.batch_size is None:
+            given = (*args, *kwargs.values())
+            sizes = (len(value) for value in given if isinstance(value, Tensor) and value.dim())
+            self.batch_size = next(sizes, None)
+        self.note(ENTERED, module)
+
+    def _watch(self, name: str, param: Any) -> Any:
+        this = weakref.ref(self)  # the garbage collector does not see what a parameter's hooks hold
+
+        def ready(param: Tensor) -> None:
+            marks = this()
+            if marks is not None:
+                marks.note(READY, name)
+
+        hook = param.register_post_accumulate_grad_hook(ready)
+        # First: behind the exchange's hook it would keep the gradient from being lent.
+        param._post_accumulate_grad_hooks.move_to_end(hook.id, last=False)
+        return hook
+
+    @contextmanager
+    def _watched_backward(self) -> Iterator[None]:
+        """Marks where backward passes begin and end.
+
+        ``loss.backward()`` looks ``torch.autograd.backward`` up at each call. No hook fires before
+        the first gradient is computed, so there is no other place that knows when the loss is.
+        """
+        original = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> None:
+            if is_in_backward():  # as reentrant checkpoints call it
+                return original(*args, **kwargs)
+            self.note(LEFT)
+            try:
+                original(*args, **kwargs)
+            finally:
+                self.note(ENDED)
+
+        torch.autograd.backward = backward
+        try:
+            yield
+        finally:
+            torch.autograd.backward = original
+
+
+def charged(marks: Sequence[Moment], seen: Seen) -> tuple[list[float], list[float]]:
+    """Seconds of a step's layers, forward and backward, from its first mark on."""
+    place = {module: number for number, (_, module) in enumerate(seen.layers)}
+    forward_s, backward_s = ([0.0] * max(1, len(place)) for _ in range(2))
+    at = last = 0
+    (_, first, last_s), *others = marks
+    at = place.get(first, 0)
+    for kind, what, now_s in others:
+        if kind == ENTERED and what not in place:
+            continue
+        if kind in (ENTERED, LEFT):
+            forward_s[at] += now_s - last_s
+            at = place.get(what, at)
+        else:
+            last = seen.parameters[what][1] if kind == READY else last
+            backward_s[last] += now_s - last_s
+            at = 0 if kind == ENDED else at  # what a step does then, the next forward waits for
+        last_s = now_s
+    return forward_s, backward_s
+
+
+# ---- untouched ---------------------------------------------------------------------------------
+#
+# Runs steps of somebody's model and leaves everything about it as it was.
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Gives back gradients, buffers, training modes and random numbers at the end of the block.
+
+    Gradients are set aside at its beginning, as the same tensors. Parameters are not copied:
+    nothing in the block may change them (see ``versions``).
+    """
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, None if buffer is None else buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    states = random.getstate(), np.random.get_state()
+    for parameter, _ in grads:
+        parameter.grad = None
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        for parameter, grad in grads:
+            parameter.grad = grad
+        for module, mode in modes:
+            module.training = mode
+        for module, name, buffer, content in buffers:
+            module._buffers[name] = buffer
+            if buffer is not None and content is not None:
+                with torch.no_grad():
+                    buffer.copy_(content)
+
+
+def versions(model: nn.Module) -> dict[str, int]:
+    """A number a parameter that grows whenever its values are written in place."""
+    return {name: parameter._version for name, parameter in model.named_parameters()}
+
+
+# ---- layers ------------------------------------------------------------------------------------
+
+
+def no_progress(amount: float = 1, note: str = "") -> None:
+    """Does nothing with progress, for callers that give no ``advance``."""
+
+
+TrainingStep = Callable[[], object]
+"""Runs one forward and backward of the model on one batch; what it returns is not looked at."""
+
+NUM_WARM_UP = 3
+ITERATIONS = {"cpu": 20, "cuda": 50}
+"""Steps measured where the caller names no number, by device type; 50 is the paper's."""
+
+
+def profile(
+    model: nn.Module,
+    step: TrainingStep,
+    *,
+    iterations: int | None = None,
+    batch_size: int | None = None,
+    name: str | None = None,
+    advance: Callable[..., None] = no_progress,
+) -> Profile:
+    """Measures the seconds of a model's layers, forward and backward.
+
+    It runs ``iterations`` steps with hooks and as many without. The model is left as it was: hooks,
+    gradients, buffers, training modes and random numbers are restored. A layer is a module that
+    owns parameters, in the order of first calls. For a DDP model communication counts as backward,
+    unless ``step`` runs under ``no_sync``.
+
+    Args:
+        model: The model.
+        step: A function that runs one forward and backward pass on one batch, and no optimizer.
+        iterations: Steps to measure. The default depends on the device.
+        batch_size: The default is read off the model's first tensor argument.
+        name: The model's name in the profile. The default is its class.
+        advance: A function that is called after each step as ``advance(amount, note)``.
+
+    Returns:
+        The profile.
+
+    Raises:
+        InvalidSetting: A step changes a parameter, or runs no backward pass of this model, or a
+            parameter gets no gradient.
+
+    >>> model = nn.Linear(4, 2)
+    >>> measured = profile(model, lambda: model(torch.ones(3, 4)).sum().backward(), iterations=1)
+    >>> len(measured.layers), measured.batch_size
+    (1, 3)
+    """
+    model = looked_into(model)
+    watched = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    if not watched:
+        raise invalid("model", type(model).__name__, "one with trainable parameters", "unfreeze")
+    devices = {parameter.device for parameter in watched.values()}
+    default = ITERATIONS["cuda" if any(device.type == "cuda" for device in devices) else "cpu"]
+    if iterations is not None:
+        check_whole("iterations", iterations, f"{default} is the default")
+    if batch_size is not None:
+        check_whole("batch_size", batch_size, "leave it out to read it off the model")
+    iterations = iterations or default
+    with untouched(model):
+        seen = _observe(model, watched, step)
+        if batch_size is None and seen.batch_size is None:
+            raise invalid("batch_size", None, "given", "no tensor is passed to the model itself")
+        forward_s, backward_s = _measure(model, seen, step, iterations, advance)
+    return Profile(
+        model=name or type(model).__name__,
+        source=_source(devices, iterations),
+        batch_size=batch_size or seen.batch_size or 1,
+        layers=layers_of(seen, forward_s, backward_s),
+    )
+
+
+def device_waiter(devices: set[torch.device]) -> Callable[[], None]:
+    """A function that waits until all GPUs have done what was asked; a CPU has done it already."""
+    on_gpu = [device for device in devices if device.type == "cuda"]
+
+    def synchronise() -> None:
+        for device in on_gpu:
+            torch.cuda.synchronize(device)
+
+    return synchronise
+
+
+def looked_into(model: nn.Module) -> nn.Module:
+    """The module itself, without DDP around it; refuses a compiled one."""
+    if hasattr(model, "_orig_mod"):
+        remedy = "profile it before it is compiled"
+        raise invalid("model", "a compiled one", "one before torch.compile", remedy)
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A model as one step showed it: its layers, in the order of first calls."""
+
+    layers: list[tuple[str, nn.Module]]
+    """Names and modules; a layer begins where its module is entered."""
+    parameters: dict[str, tuple[Tensor, int]]
+    """Every trainable parameter by name, and the number of its layer."""
+    batch_size: int | None
+
+
+def _observe(model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep) -> Seen:
+    """Runs a step and looks which modules it calls and which parameters get gradients."""
+    before = versions(model)
+    marks = Marks(model, model.modules(), watched)
+    try:
+        found = marks.run(step)
+    finally:
+        marks.remove()
+    changed = [key for key, version in versions(model).items() if version != before[key]]
+    if changed:
+        raise _wrong_step(f"changed {_listed(changed)}", "leave the optimizer out of it")
+    called = [mark.what for mark in found if mark.kind == ENTERED]
+    if not called:
+        raise _wrong_step("called no module of this model", "let it run the model given here")
+    if not any(mark.kind == ENDED for mark in found):
+        raise _wrong_step("ran no backward", "let it call loss.backward()")
+    without = sorted(watched.keys() - {mark.what for mark in found if mark.kind == READY})
+    if without:
+        raise _wrong_step(
+            f"gave no gradient to {_listed(without)}",
+            "set requires_grad to False where none is wanted, or profile a step that uses them",
+        )
+    return in_order(model, watched, called, marks.batch_size)
+
+
+def _wrong_step(what: str, remedy: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"step must run one forward and one backward of the model and nothing else; it {what}; "
+        f"{remedy}"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def in_order(
+    model: nn.Module, watched: Mapping[str, Any], called: list[nn.Module], batch_size: int | None
+) -> Seen:
+    """Gives every parameter to a module of ``called``, in the order of first calls.
+
+    A model that is only called in parts is entered when its step begins.
+    """
+    called = [*dict.fromkeys(called if model in called else [model, *called])]
+    place = {module: i for i, module in enumerate(called)}
+    names = {module: name for name, module in model.named_modules()}
+    holders: dict[Tensor, int] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                at = place[_nearest(model, name, place)]
+                holders[parameter] = min(at, holders.get(parameter, at))
+    kept = sorted({holders[parameter] for parameter in watched.values()})
+    number = {at: i for i, at in enumerate(kept)}
+    return Seen(
+        layers=[(names[called[at]] or type(model).__name__, called[at]) for at in kept],
+        parameters={key: (p, number[holders[p]]) for key, p in watched.items()},
+        batch_size=batch_size,
+    )
+
+
+def _nearest(model: nn.Module, name: str, called: Container[nn.Module]) -> nn.Module:
+    """The module of that name or, if it was not called, the nearest one above it that was."""
+    while name and model.get_submodule(name) not in called:
+        name = name.rpartition(".")[0]
+    return model.get_submodule(name)
+
+
+def _measure(
+    model: nn.Module, seen: Seen, step: TrainingStep, iterations: int, advance: Callable[..., None]
+) -> tuple[list[float], list[float]]:
+    """The layers' seconds, forward and backward, by steps without and with hooks in turn.
+
+    So a busy machine slows both.
+    """
+    params = {name: parameter for name, (parameter, _) in seen.parameters.items()}
+    modules = [module for _, module in seen.layers]
+    plain_s, marked_s = list[Any](), list[Any]()
+    for number in range(-NUM_WARM_UP, iterations):
+        for hooked, rows in ((), plain_s), (modules, marked_s):
+            for parameter in params.values():
+                parameter.grad = None
+            marks = Marks(model, hooked, params if hooked else {})
+            try:
+                found = marks.run(step)
+            finally:
+                marks.remove()
+            if number >= 0:
+                rows.append(charged(found, seen))
+        advance(1, f"step {number + 1} of {iterations}" if number >= 0 else "warming up")
+    forward_s, backward_s = (
+        scaled_medians([one[part] for one in marked_s], [sum(one[part]) for one in plain_s])
+        for part in (0, 1)
+    )
+    return forward_s, backward_s
+
+
+def layers_of(
+    seen: Seen, forward_s: Sequence[float], backward_s: Sequence[float]
+) -> tuple[Layer, ...]:
+    """The layers of a profile, with the seconds of each."""
+    return tuple(
+        Layer(
+            name=name,
+            tensors=tuple(
+                _tensor(key, parameter)
+                for key, (parameter, at) in seen.parameters.items()
+                if at == number
+            ),
+            forward_s=forward_s[number],
+            backward_s=backward_s[number],
+        )
+        for number, (name, _) in enumerate(seen.layers)
+    )
+
+
+def scaled_medians(by_step: Sequence[Sequence[float]], plain_s: Sequence[float]) -> list[float]:
+    """Each layer's median, all times one factor so that they add up to the plain steps' median."""
+    medians_s = [statistics.median(layer) for layer in zip(*by_step, strict=True)]
+    total_s = sum(medians_s)
+    factor = statistics.median(plain_s) / total_s if total_s else 0.0
+    return [seconds * factor for seconds in medians_s]
+
+
+def _tensor(name: str, parameter: Tensor) -> ProfiledTensor:
+    held = as_reals(parameter)  # which is what travels
+    dtype = str(held.dtype).removeprefix("torch.")
+    if dtype not in get_args(GradientDType):
+        raise invalid(
+            f"dtype of parameter {name!r}",
+            dtype,
+            f"one of {', '.join(get_args(GradientDType))}",
+            "cast it",
+        )
+    return ProfiledTensor(name=name, shape=tuple(held.shape), dtype=cast(GradientDType, dtype))
+
+
+def _source(devices: set[torch.device], iterations: int) -> str:
+    named = sorted(
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
+        for device in devices
+    )
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return (
+        f"measured on {', '.join(named)}, {today}, torch {torch.__version__}: medians of "
+        f"{iterations} steps, scaled to those of steps without hooks"
+    )
+
+
+# ---- LayerWatch --------------------------------------------------------------------------------
+#
+# What every layer takes, measured in the steps of a training itself, which it neither runs nor
+# changes. Every moment of a step, from its first layer's entry to the last gradient, is charged to
+# some layer. No hook tells where the backward pass begins: what lies between the end of the model's
+# forward and the first gradient, the loss with it, counts as backward of that gradient's layer.
+# Under DDP gradients are ready when their whole bucket is, and all seconds of a bucket are those of
+# its first gradient.
+
+
+class _Step(NamedTuple):
+    """The marks of one step, and the seconds from the end of the step before it."""
+
+    other_s: float
+    marks: list[Moment]
+
+
+class LayerWatch(Marks):
+    """Hooks in a living model; ``step_ended`` closes a step, ``profile`` tells what they took.
+
+    ``params`` are the parameters whose gradients count, by name. Of several backward passes that
+    accumulate before an exchange the last one counts, and those before it are ``other_s``. Under
+    DDP ``model`` is the module inside, and the buckets of ``ddp`` tell when gradients are ready.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Mapping[str, Tensor],
+        ddp: DistributedDataParallel | None = None,
+    ) -> None:
+        # Hooks inside of a compiled model would cut its graph: it is one layer.
+        super().__init__(model, [model] if hasattr(model, "_orig_mod") else model.modules(), params)
+        self._undo.callback(Hooked(model.register_forward_hook, self._leave).remove)
+        self._steps: list[_Step] = []
+        self.seconds: list[tuple[float, float]] = []
+        """Two figures of each step: its seconds up to the last gradient, and those of them in which
+        a core worked for its thread. (0, 0) for a step that was not seen as a whole."""
+        self._last_s: float | None = None
+        self._ddp = ddp
+        self._began = self._ended = (0, 0.0)
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that were seen as a whole."""
+        return len(self._steps)
+
+    @property
+    def other_s(self) -> float:
+        """Seconds of a step in which neither layers nor the exchange are at work: the optimizer,
+        the next batch."""
+        return statistics.median(step.other_s for step in self._steps)
+
+    def step_ended(self) -> None:
+        """Closes a step whose means have arrived."""
+        if self._last_s is not None:
+            self.seconds.append((0.0, 0.0))
+        kinds = [mark.kind for mark in self.marks]
+        if self._last_s is not None and kinds[:1] == [ENTERED] and kinds[-1] == READY:
+            first_s, ready_s = self.marks[0].at_s, self.marks[-1].at_s
+            other_s = first_s - self._last_s
+            (thread, before_s), (last_thread, after_s) = self._began, self._ended
+            core_s = after_s - before_s if thread == last_thread else inf
+            self._steps.append(_Step(other_s, self.marks))
+            self.seconds[-1] = (other_s + ready_s - first_s, other_s + core_s)
+        self.marks = []
+        self._last_s = clock()
+
+    def profile(self) -> Profile:
+        """The profile of the steps so far; there is at least one."""
+        first, buckets = self._steps[0].marks, self._buckets()
+        called = [mark.what for mark in first if mark.kind == ENTERED]
+        seen = in_order(self._model, self._params, called, self.batch_size)
+        pairs = [charged(_in_buckets(step.marks, buckets), seen) for step in self._steps]
+        forward_s, backward_s = ([pair[part] for pair in pairs] for part in (0, 1))
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        return Profile(
+            model=type(self._model).__name__,
+            source=f"measured in {len(pairs)} dense steps of the training itself, {today}",
+            batch_size=self.batch_size or 1,
+            layers=layers_of(
+                seen,
+                scaled_medians(forward_s, [sum(step) for step in forward_s]),
+                scaled_medians(backward_s, [sum(step) for step in backward_s]),
+            ),
+        )
+
+    def _buckets(self) -> list[list[str]]:
+        """The names of parameters whose gradients DDP has ready together, in the order of buckets.
+
+        Without DDP there are none.
+        """
+        if self._ddp is None:
+            return []
+        names = {id(param): name for name, param in self._params.items()}
+        buckets = self._ddp.reducer._get_zeros_like_grad_buckets()  # as DDP itself asks for them
+        return [[names[id(p)] for p in bucket.parameters() if id(p) in names] for bucket in buckets]
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled() or is_in_backward():
+            return
+        if self.marks and self.marks[-1].kind == READY:  # of a backward pass that accumulated
+            self.marks = []
+        if not self.marks:
+            self._began = threading.get_ident(), thread_time()
+        super()._enter(module, args, kwargs)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.marks and self.marks[-1].kind != READY and not is_in_backward():
+            self.note(LEFT)
+
+    def note(self, kind: str, what: Any = None) -> None:
+        super().note(kind, what)
+        if kind == READY:
+            self._ended = threading.get_ident(), thread_time()
+
+
+def _in_buckets(marks: Sequence[Moment], buckets: Sequence[Sequence[str]]) -> list[Moment]:
+    """Marks with gradients as DDP has them ready: with the last of their bucket, in its order.
+
+    A bucket is ready after all those before it. First ones without any gradient take no time.
+
+    >>> ready = [Moment(READY, *one) for one in [("c", 1.0), ("a", 2.0), ("b", 3.0)]]
+    >>> [mark[1:] for mark in _in_buckets(ready, [["c", "b"], ["a"]])]
+    [('c', 3.0), ('b', 3.0), ('a', 3.0)]
+    >>> [mark[1:] for mark in _in_buckets([Moment(READY, "a", 5.0)], [["unused"], ["a"]])]
+    [('unused', 5.0), ('a', 5.0)]
+    """
+    if not buckets:
+        return list(marks)
+    found = [mark for mark in marks if mark.kind != READY]
+    at_s = {mark.what: mark.at_s for mark in marks if mark.kind == READY}
+    now_s = min(at_s.values(), default=0.0)
+    for names in buckets:
+        now_s = max([now_s, *(at_s[name] for name in names if name in at_s)])
+        found += [Moment(READY, name, now_s) for name in names]
+    return found

@@ -1,0 +1,149 @@
+"""Fingerprints: the facts that all ranks must share before a gradient is sent.
+
+Where ranks differ, an error names the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ...errors import RankFailed, RanksDiffer
+from ...version import WIRE, __version__
+from ..liveness.membership import Membership
+
+Fingerprint = dict[str, Any]
+Described = tuple[str, tuple[int, ...], str, str]
+"""One tensor of the model: its name, shape, dtype and treatment."""
+
+NETWORK = "network"
+SETTINGS, _TENSORS, REFUSAL = "settings", "tensors", "refusal"
+
+
+def fingerprint(
+    tensors: Sequence[tuple[str, torch.Tensor, str]], settings: dict[str, object]
+) -> Fingerprint:
+    """Versions, settings, and every tensor's name, shape, dtype and treatment."""
+    return {
+        SETTINGS: {
+            "gradwire version": __version__,
+            "wire version": WIRE,
+            "torch version": torch.__version__.partition("+")[0],
+            **{f"setting {name}": repr(value) for name, value in settings.items()},
+        },
+        _TENSORS: [(name, tuple(t.shape), str(t.dtype), how) for name, t, how in tensors],
+    }
+
+
+def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> list[Any]:
+    """Raises ``RanksDiffer`` on every rank if any rank refused or any two fingerprints differ.
+
+    Returns what each rank tells under ``NETWORK``, which may differ.
+    """
+
+    def networks(found: Mapping[int, Any]) -> list[Any]:
+        refuse_if_one_did(found, "rank {} refused to attach")
+        remedy = "start all ranks with the same model, settings and versions"
+        refuse_differences(found, "rank", "do not train the same thing", remedy, difference)
+        return [other.get(NETWORK) for other in found.values()]
+
+    return who.agree(own, networks, timeout)
+
+
+def post_refusal(who: Membership, error: Exception) -> None:
+    """Tells the other ranks, who may wait for this one, why it refuses to go on.
+
+    It gives those that do wait the time to hear it.
+    """
+    if who.world > 1:
+        with suppress(RankFailed):  # of the store, beside the error that matters
+            who.post({REFUSAL: f"{type(error).__name__}: {error}"})
+            who.linger()
+
+
+@contextmanager
+def refusing(*groups: Membership, unless: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Tells the other ranks, who may wait for this one, what is raised within.
+
+    Errors of the types ``unless`` are not told.
+    """
+    try:
+        yield
+    except unless:
+        raise
+    except Exception as error:
+        for who in groups:
+            post_refusal(who, error)
+        raise
+
+
+def has_refusal(found: Mapping[int, Any]) -> bool:
+    """Whether one of these values of ranks is a refusal."""
+    return any(REFUSAL in told for told in found.values())
+
+
+def refuse_if_one_did(found: Mapping[int, Any], how: str) -> None:
+    """Raises ``RanksDiffer`` if a rank's value is a refusal; ``how`` says who, with {} for it."""
+    for rank, told in found.items():
+        if refusal := told.get(REFUSAL):
+            raise RanksDiffer(f"{how.format(rank)}: {refusal}")
+
+
+def refuse_differences(
+    found: Mapping[int, Any],
+    kind: str,
+    how: str,
+    remedy: str,
+    difference: Callable[[Any, Any], str | None],
+    *,
+    names_all: bool = False,
+) -> None:
+    """Raises ``RanksDiffer`` if notes differ from the first rank's; names the first that does."""
+    ranks: dict[str, list[str]] = {}
+    first = min(found)
+    for rank, told in found.items():
+        if text := difference(found[first], told):
+            ranks.setdefault(text, []).append(str(rank))
+            if not names_all:
+                break
+    if ranks:
+        texts = [f"{kind} {first} and {kind} {', '.join(ranks[t])} {how}: {t}" for t in ranks]
+        raise RanksDiffer(f"{'; '.join(texts)}; {remedy}")
+
+
+def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
+    """The first entry in which two notes differ; None if they are the same.
+
+    >>> first_difference({"step": 1}, {"step": 2}), first_difference({"step": 1}, {})
+    ('step is 1 against 2', 'only one of both has step')
+    """
+    for key in (*one, *other):
+        if key not in one or key not in other:
+            return f"only one of both has {key}"
+        if one[key] != other[key]:
+            return f"{key} is {one[key]} against {other[key]}"
+    return None
+
+
+def difference(one: Fingerprint, other: Fingerprint) -> str | None:
+    """The first thing in which two ranks' fingerprints differ; None if they are the same."""
+    settings, others = one[SETTINGS], other[SETTINGS]
+    both = [key for key in settings if key in others]
+    if text := first_difference(*({key: part[key] for key in both} for part in (settings, others))):
+        return text
+    for a, b in zip(one[_TENSORS], other[_TENSORS], strict=False):
+        if a != b:
+            return f"{_shown(a)} against {_shown(b)}"
+    a, b = len(one[_TENSORS]), len(other[_TENSORS])
+    if a != b:
+        return f"{a} parameters and buffers against {b}"
+    return first_difference(settings, others)  # last, as most of these follow from the tensors
+
+
+def _shown(tensor: Described) -> str:
+    name, shape, dtype, how = tensor
+    return f"{name} {list(shape)} {dtype.removeprefix('torch.')} ({how})"

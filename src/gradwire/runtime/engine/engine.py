@@ -1,0 +1,672 @@
+"""Engine: drives messages' texts on the two lanes, and turns a peer's death into a clear error.
+
+A message is one text (a generator of verbs). Its verbs become tasks, and a task without a lane,
+which waits for them, resumes the text: that is the dependency graph. Message i travels on channel i
+mod C; its first verb for the network waits for the end of the message before it there. So each
+process group sees one message at a time, whole and in issue order, which is the same on every rank;
+no rank can meet another in a different collective. Gather and encode do not wait for the channel,
+and scatter does not hold it: while one message has the network, others have the compute lane.
+
+Where ranks hold shards of layers, each channel has a second group for the verbs among shards, and
+where hosts have several ranks a group for those of one host and one for those across hosts. That
+adds no deadlock: shards issue the same messages, and all ranks have one order of (message, verb). A
+rank that waits, waits for ranks that are behind it in that order; the one furthest back for nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...contract.trace.span import Span
+from ...contract.travel import members
+from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps
+from ...errors import ExitCode, InvalidSetting, RankFailed
+from ..device.streams import SideStream
+from ..liveness.blame import IN_ATTACH, blamed, failure_of, first_line, loopback_name, silence
+from ..liveness.forks import watch
+from ..liveness.membership import ALONE, MEETING, STORE_PATIENCE, Membership
+from ..liveness.pulse import Alarm, Place, Pulse, Sign, give_memory_back, leave_later, said
+from ..transport.task_graph import (
+    Once,
+    Over,
+    Task,
+    TaskManager,
+    is_foreign,
+    is_interrupt,
+    wall_clock,
+)
+from ..transport.wire import (
+    AMONG_SHARDS,
+    Circle,
+    NotedVerb,
+    Routes,
+    agree_to_lend,
+    as_on_a_lane,
+    begin,
+    broadcast_all,
+    carry_directly,
+    carry_out,
+    in_background,
+    is_begun,
+    open_channels,
+)
+
+COMPUTE = "compute"
+"""The lane of every task that is no communication."""
+INLINE = "backward"
+"""The lane, in traces, of computations in the thread of the backward pass."""
+OFFLOAD = "offload"
+"""The lane of what the host encodes for a device; it has a thread where a plan has such tensors."""
+COMPUTING = (COMPUTE, INLINE, OFFLOAD)
+_JOIN_S = 10.0  # for what has begun: an encode ends within them, what waits for peers may not
+
+
+class Engine:
+    """Runs texts for this rank of the group ``who``.
+
+    ``shards`` is the group of ranks that hold the other parts of its layers, if layers are cut.
+    On hosts of ``ranks_per_host`` ranks the group's are numbered host after host.
+    ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
+    With ``num_channels`` 0 it carries nothing: it has a pulse, and neither channels nor threads.
+    ``checksums`` says whether ranks compare what arrives with what was sent.
+    """
+
+    is_copy = False
+    """Whether this process was forked from the one that has connected."""
+    _closed: InvalidSetting | None = None
+    _elsewhere: BaseException | None = None
+    on_failure: Callable[[BaseException], None] | None = None
+    """A function that is called with the first failure."""
+
+    def __init__(
+        self,
+        who: Membership,
+        *,
+        num_channels: int,
+        timeout: timedelta,
+        on_span: Callable[[Span], None],
+        shards: Membership = ALONE,
+        ranks_per_host: int = 1,
+        checksums: bool = False,
+    ) -> None:
+        name, self.rank, self.world, _ = who
+        self.who, self.shards, self.ranks_per_host = who, shards, ranks_per_host
+        self.timeout, self.num_channels, self.credit = timeout, num_channels, num_channels
+        # One channel more than asked for: a control message must not wait behind a large one.
+        count = num_channels + 1 if num_channels else 0
+        lanes = [f"communication {i}" for i in range(count)]
+        self.routes = Routes(lanes, checksums=checksums)
+        self._tails: list[Task | None] = [None] * len(lanes)
+        self._last_turn: Task | None = None
+        self._on_span = on_span
+        self._lock = threading.Lock()
+        self._waiters: list[Once] = []
+        self._failure: BaseException | None = None
+        watch(self)
+        self._step = 0
+        self._local_step = 0
+        self.num_calls = 0
+        self.inline_s = 0.0
+        """Seconds so far of tasks in the thread of the backward pass, which waited for them."""
+        own, spare = ([COMPUTE, *lanes], [OFFLOAD]) if lanes else ([], [])
+        self._manager = TaskManager(
+            own, spare=spare, observe=self._observe, on_error=self._task_failed
+        )
+        calls = self._alarmed, self._lose_store, self._fail, self._waits
+        self._pulse = Pulse(name, self.rank, self.world, *calls) if name else None
+        try:
+            self._open(Among.RANKS, who, count)
+            if count and self.rank == 0:
+                self.sweep(MEETING)  # all have read these, as all have connected
+            self._open(Among.SHARDS, shards, num_channels)
+            if ranks_per_host > 1:
+                self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
+                self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
+            host = self.routes.circles.get(Among.HOST)
+            if host is not None and not checksums:  # which are of what is sent
+                host.lends = self.meanwhile("connect", partial(agree_to_lend, host))
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, among: Among, who: Membership, count: int) -> None:
+        """Connects ``count`` channels, if there is somebody to connect to."""
+        if who.name and count:
+            what = f"connect{AMONG_SHARDS}" if among is Among.SHARDS else "connect"
+            channels = self.meanwhile(what, lambda: open_channels(*who[:3], count, self.timeout))
+            ranks: Sequence[int] = ()
+            if among is not Among.SHARDS:
+                ranks = members(self.rank, self.world, self.ranks_per_host, among)
+            self.routes.circles[among] = Circle(*who[:3], channels, ranks=ranks)
+
+    def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
+        """The result of ``work``, which waits for other ranks, outside of messages.
+
+        Raises as soon as another rank says that it cannot.
+        """
+        working = in_background(work)
+        over = threading.Event()
+        working.add_done_callback(lambda _: over.set())
+        waiter = Once(lambda failure: over.set())
+        with self._lock:
+            self._waiters.append(waiter)
+        over.wait((self.timeout + STORE_PATIENCE).total_seconds())
+        waiter.called = True
+        self.check()
+        try:
+            return working.result(0)
+        except (RuntimeError, TimeoutError) as error:
+            raise self.unreachable(what, error) from error
+
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """Replaces tensors by those of rank ``source``; to be called between two steps."""
+        try:
+            broadcast_all(tensors, self.routes.first_channel, src=source)
+        except RuntimeError as error:
+            raise self.unreachable("broadcast", error) from error
+
+    def use(self, credit: int) -> None:
+        """Has messages take the first ``credit`` channels from now on, as those of a plan do.
+
+        To be called on all ranks alike, while no message is under way.
+        """
+        assert 1 <= credit <= self.num_channels, "channels are opened once, at attach"
+        self.credit = credit
+
+    def begin_step(self, step: int, *, launched: int = 0) -> None:
+        """Names the step that the next messages belong to, of which some may be ``launched``."""
+        self._step = step
+        self._show(launched)
+
+    def launch(
+        self,
+        index: int,
+        name: str,
+        text: Steps[Any],
+        *,
+        behind: Sequence[Task] = (),
+        after: Sequence[Task] = (),
+        last: tuple[str, Callable[[], Any]] | None = None,
+        last_behind: Sequence[Task] = (),
+        last_is_light: bool = False,
+        is_control: bool = False,
+        is_inline: bool = False,
+        side: SideStream | None = None,
+    ) -> Task:
+        """Starts the message of issue number ``index``; returns the task that is its end.
+
+        The text begins when all tasks are done ``behind`` which it stands; its place among messages
+        is taken before that.
+        Its first verb for the network waits for the end of the message before it on its channel,
+        for all of ``after``, and until the message launched before it may use its own channel.
+        ``last`` names work for the compute lane once the text has ended, the channel is free and
+        ``last_behind`` are done; without it, the returned task's result is the value that the text
+        returned. Where ``last_is_light``, no lane is woken up for it. ``is_control`` puts it on the
+        channel that gradients do not take. Where the message ``is_inline``, this thread does all
+        computations up to the first verb for the network, and their error is raised. ``side`` is
+        the stream of the device that computes the message, None where the host does.
+        """
+        step, manager = self._step, self._manager
+        lane = self.num_channels if is_control else self.routes.lane(index, self.credit)
+        # Messages of gradients get their turns to use their channel in issue order.
+        before = [*after, self._tails[lane], None if is_control else self._last_turn]
+        turn = Task("turn", lambda: None, step=step, message=index)
+        manager.add(turn, [task for task in before if task is not None])
+        end = Task(name, lambda: None, step=step, message=index)
+        end.num_blockers = 1  # cleared by hand when the text returns
+        inline = self.do_inline if is_inline else None
+        text = self.routes.sealed(self.routes.lending(text), lane)
+        driver = Driver(manager, self.routes, text, index, lane, step, end, [turn], side, inline)
+        if self._pulse is not None:
+            self._show(self._pulse.place.launched + 1)
+        whole = end
+        if last is not None:
+            whole = driver.task(*last)
+            whole.is_light = last_is_light
+            manager.add(whole, [end, *last_behind])
+        first = Task(name, lambda: driver.resume(None), step=step, message=index)
+        manager.add(first, behind)
+        self._tails[lane] = end  # now: who encodes inline does not wait for its message yet
+        if not is_control:
+            self._last_turn = turn
+        if is_inline:
+            self.check()
+        return whole
+
+    def begin(self, task: Task) -> Task:
+        """Puts a task on its lane that waits for nothing."""
+        return self._manager.add(task)
+
+    def do_inline(self, task: Task) -> Task:
+        """Does a task in the caller's thread, with a span as one on a lane has.
+
+        An error in it ends the run, and is raised.
+        """
+        start_s = wall_clock()
+        try:
+            task.result = task.fn()
+        except BaseException as error:
+            self._task_failed(task, error)
+            raise
+        end_s = wall_clock()
+        self.inline_s += end_s - start_s
+        self._observe(task, start_s, end_s)
+        task.done = True
+        return task
+
+    def wait(self, ends: list[Task]) -> None:
+        """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""
+        self.refuse_copy()  # whose locks may be held for ever
+        over, ended = threading.Event(), list[BaseException | None]()
+
+        def end(failure: BaseException | None) -> None:
+            ended.append(failure)
+            over.set()
+
+        self.when_done(ends, end)
+        over.wait()
+        self.check()
+        if ended[0] is not None:
+            raise ended[0]
+
+    def when_done(self, ends: list[Task], callback: Callable[[BaseException | None], None]) -> Task:
+        """Calls back once, with None when all ``ends`` are done or with the failure.
+
+        The task that is returned is done when the callback has returned.
+        """
+        once = Once(callback)
+        with self._lock:
+            self._waiters = [waiter for waiter in self._waiters if not waiter.called]
+            self._waiters.append(once)
+        task = self._manager.add(Task("when done", lambda: once(None)), ends)
+        if (failure := self._failure or self._elsewhere or self._closed) is not None:
+            once(failure)
+        return task
+
+    def interrupt(self, error: BaseException | None) -> None:
+        """Has waits raise a failure of another model, from now until it is called with None.
+
+        Their messages go on, and can be waited for again.
+        """
+        with self._lock:
+            self._elsewhere = error
+            waiters = [] if error is None else list(self._waiters)
+        for waiter in waiters:
+            waiter(error)
+
+    def become_copy(self, error: InvalidSetting) -> list[Any]:
+        """Raises ``error`` from now on; called in a process that was forked, see `forks`."""
+        self.is_copy, self._failure = True, error
+        return self.routes.all_channels()
+
+    def refuse_copy(self) -> None:
+        """Raises in a process that was forked from the one that has connected."""
+        if self.is_copy:
+            self.check()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no message can be launched any more."""
+        return self._failure is not None
+
+    def check(self) -> None:
+        """Raises the failure, if there was one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def give_up(self, text: str, *, step: int | None = None) -> BaseException:
+        """Fails by a mistake of this rank's loop, tells the others, and returns the error to raise.
+
+        ``step`` is the step that cannot be finished, by default the last that began.
+        """
+        told = f"on rank {self.rank} of {self.world} {text}"
+        at = self._step if step is None else step
+        return self.lose((self.rank,), at, told, "its own report", ExitCode.MISTAKE)
+
+    def begin_call(self) -> None:
+        """Notes that this rank has made a joint call, for others that wait for it there."""
+        self.num_calls += 1
+        self._show(0)
+
+    def sweep(self, part: str) -> None:
+        """Takes keys out of the store, soon, that all ranks have read."""
+        if self._pulse is not None:
+            self._pulse.sweep(part)
+
+    def show_local_step(self, local_step: int) -> None:
+        """Shows other ranks how many local steps this one has made."""
+        self._local_step = local_step
+        if self._pulse is not None:
+            self._pulse.place = self._pulse.place._replace(local_step=local_step)
+
+    def _show(self, launched: int) -> None:
+        if self._pulse is not None:
+            place = Place(self.num_calls, self._step, launched, self._local_step)
+            self._pulse.place = place
+
+    def _waits(self) -> bool:
+        """Whether messages are under way, and this rank computes nothing for them."""
+        is_computing = any(map(self._manager.is_busy, COMPUTING))
+        return not is_computing and any(end and not end.done for end in [*self._tails])
+
+    def signs(self) -> list[Sign]:
+        """The progress of every rank, read anew; empty if the store does not answer."""
+        return [] if self._pulse is None else self._pulse.signs()
+
+    @property
+    def store_is_lost(self) -> bool:
+        """Whether the connection to the job's store is broken."""
+        return self._pulse is None or self._pulse.store_is_lost
+
+    def lose(
+        self, ranks: tuple[int, ...], step: int, text: str, how: str, code: int = ExitCode.RANK_LOST
+    ) -> BaseException:
+        """Fails because of other ranks, tells all, and returns the error to raise."""
+        return self.break_off(Alarm(ranks, step, text, code), how)
+
+    def break_off(self, alarm: Alarm, how: str) -> BaseException:
+        """The failure by an alarm that all others are told, or an earlier one."""
+        if self._failure is None:
+            if self._pulse is not None:
+                alarm = self._pulse.raise_alarm(alarm)
+            self._fail(failure_of(alarm, self.who, how))
+        assert self._failure is not None
+        return self._failure
+
+    def finish_and_close(self) -> None:
+        """Waits for the messages that were launched, as peers need them, and closes.
+
+        It does not wait after a failure, nor longer than the time-out. A thread of a channel or of
+        a lane, in which the garbage collector may call this, cannot wait for its own end.
+        """
+        if is_foreign() or self._manager.is_own_thread():
+            in_background(self.finish_and_close)
+            return
+        if self._failure is None:
+            over = threading.Event()
+            self.when_done([*filter(None, self._tails)], lambda failure: over.set())
+            over.wait(self.timeout.total_seconds())
+        self.close()
+
+    def detach(self) -> None:
+        """Notes that this rank is about to close by itself, for others that train on."""
+        if self._pulse is not None:
+            self._pulse.detaches = True
+
+    def close(self) -> None:
+        """Ends the threads and gives the channels back.
+
+        Whoever still waits for a message, in another thread, gets an error.
+        """
+        if self.is_copy:
+            return
+        with self._lock:
+            waiters = [waiter for waiter in self._waiters if not waiter.called]
+            is_first = self._closed is None  # a handle that is dropped closes it again
+            self._closed = InvalidSetting(
+                "the exchange was closed in the middle of a step, by detach() in another "
+                "thread; call it between two steps, on all ranks alike"
+            )
+            if waiters and self._failure is None:
+                self._failure = self._closed
+        for waiter in waiters:
+            waiter(self._failure)
+        if self._pulse is not None:  # first: who sees the channels close must see no life here
+            self._pulse.stop()
+        self._manager.stop()
+        if self._manager.join(_JOIN_S):
+            self.routes.clear()
+        else:  # gloo cannot be stopped, nor tells half-read receives that their peer has closed
+            self._manager.abandon()
+            in_background(self.routes.clear)  # it waits for as long as the time-out
+        self._tails, self._last_turn = [None] * len(self._tails), None  # they hold gradients
+        if self.shards.name and is_first:  # once a rank: the last to leave deletes all notes
+            leave_later(self.shards.name, self.shards.world)
+        give_memory_back()
+
+    def _observe(self, task: Task, start_s: float, end_s: float) -> None:
+        lane = task.lane if task.lane in COMPUTING else "communication"
+        done = task.name, start_s, end_s, task.size_bytes, task.step, task.message
+        self._on_span(Span(self.rank, lane, *done))
+
+    def _task_failed(self, task: Task, error: BaseException) -> None:
+        """Fails because of an error in a task; called in the thread of the first that raised.
+
+        A thread of a channel leaves it to another, as to fail takes seconds and ends the channels.
+        """
+        if is_foreign():
+            failing = in_background(lambda: self._task_failed(task, error))
+            failing.add_done_callback(lambda one: self._fail(error) if one.exception() else None)
+            return
+        if self._pulse is None:
+            self._fail(error)
+            return
+        if isinstance(error, RankFailed):  # found by a text, in what all ranks told
+            alarm = Alarm(error.ranks, self._step, str(error), error.exit_code)
+            how = "by what ranks told each other"
+        elif task.lane in (*COMPUTING, None) or is_interrupt(error):
+            text = f"rank {self.rank} of {self.world} raised {said(error)}"
+            self._pulse.raise_alarm(Alarm((self.rank,), self._step, text, ExitCode.BROKEN))
+            self._fail(error)
+            return
+        else:
+            alarm = blamed(self._pulse, task.name, self._step, self.world)
+            how = f"{task.name}: {first_line(error)}"
+        self.break_off(alarm, how)  # unless another rank's was heard while this one was listening
+
+    def unreachable(self, name: str, error: BaseException, step: int = IN_ATTACH) -> BaseException:
+        """The error to raise where ``name``, outside of messages, cannot reach other ranks."""
+        alarm = blamed(self._pulse, name, step, self.world)
+        if not alarm.ranks and alarm.code != ExitCode.UNAVAILABLE:
+            text = f"rank {self.rank} of {self.world} failed to {name} ({first_line(error)})"
+            text += ", and all ranks answer elsewhere"
+            if name.startswith("connect"):
+                text += loopback_name()
+            alarm = Alarm((self.rank,), step, text, alarm.code)
+        return self.break_off(alarm, f"{name}: {first_line(error)}")
+
+    def refuse_silence(self, step: int) -> None:
+        """Raises, and tells all, if ranks or the store are silent; takes seconds to find out."""
+        if self._pulse is not None and (alarm := silence(self._pulse, step, self.world)):
+            raise self.break_off(alarm, "it waited for them")
+
+    def _alarmed(self, alarm: Alarm) -> None:
+        self._fail(failure_of(alarm, self.who, "told by another rank"))
+
+    def _lose_store(self) -> None:
+        # Others that ask later must not take this rank, which ends, for the cause.
+        self.break_off(blamed(self._pulse, "", self._step, self.world), "its store is lost")
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            is_first = self._failure is None
+            if is_first or is_interrupt(error):
+                self._failure = error
+            waiters = list(self._waiters)
+        if not is_first:
+            return
+        self._manager.stop()
+        with ExitStack() as stack:  # each is done even if one before it raises
+            if self.on_failure is not None:
+                stack.callback(self.on_failure, error)
+            for waiter in waiters:
+                stack.callback(waiter, error)
+            for channel in self.routes.all_channels():
+                stack.callback(channel.abort)  # NCCL comes back by it; gloo when a peer closes.
+            # The last is done first: before anybody sees the error.
+            stack.callback(self.routes.last_verbs.write, self.rank, self.world, error, said(error))
+
+
+@dataclass(slots=True)
+class Driver:
+    """Puts the verbs of one text into the graph as tasks, and resumes it with their results.
+
+    ``lane`` is the number of its communication lane. ``turn`` holds the tasks that must be done
+    before the message may use its channel. ``side`` is the stream on which it is computed, where a
+    device does so.
+    """
+
+    manager: TaskManager
+    routes: Routes
+    text: Steps[Any]
+    index: int
+    lane: int
+    step: int
+    end: Task
+    turn: Sequence[Task]
+    side: SideStream | None = None
+    inline: Callable[[Task], Task] | None = None
+    _noted: NotedVerb | None = field(default=None, init=False)
+
+    def resume(self, value: Any) -> None:
+        """Sends the text its last verbs' results and puts its next verbs into the graph."""
+        if self._noted is not None:
+            self._noted.done_s, self._noted = wall_clock(), None
+        try:
+            with as_on_a_lane(self.side):  # this may be the thread of the backward pass
+                while True:
+                    asked = self.text.send(value)
+                    verbs = asked if isinstance(asked, tuple) else (asked,)
+                    network = [verb for verb in verbs if not isinstance(verb, Compute)]
+                    if self.inline is None or network:
+                        break
+                    # No tuple of a generator: a thread that walks through all objects while it
+                    # fills, as attach does, would break it (CPython's "bad argument").
+                    tasks = [
+                        self.task(v.name, v.fn, INLINE) for v in verbs if isinstance(v, Compute)
+                    ]
+                    done = [self.inline(task).result for task in tasks]
+                    value = tuple(done) if isinstance(asked, tuple) else done[0]
+        except StopIteration as stop:
+            value = stop.value
+            self.end.fn = lambda: value
+            self.end.num_blockers = 0
+            self.manager.add(self.end, self._take_turn())
+            return
+        self.inline = None
+        tasks = [self.task(v.name, v.fn) for v in verbs if isinstance(v, Compute)]
+        # Verbs for the network that may run at once are one task, started together.
+        wire = [self._communication(network)] if network else []
+
+        def results() -> Any:
+            if not isinstance(asked, tuple):
+                return tasks[0].result if tasks else None
+            left = iter(tasks)
+            done = [next(left).result if isinstance(verb, Compute) else None for verb in asked]
+            return tuple(done)
+
+        self._then(results, tasks, wire)
+
+    def _take_turn(self) -> Sequence[Task]:
+        """The tasks that the first use of the channel waits for; empty from the second use on."""
+        turn, self.turn = self.turn, ()
+        return turn
+
+    def _then(self, value: Callable[[], Any], computes: list[Task], wire: list[Task]) -> None:
+        resume = Task("resume", lambda: self.resume(value()), step=self.step, message=self.index)
+        # The resuming task must wait before any of the others can be done.
+        resume.num_blockers = len(computes) + len(wire)
+        for task in (*computes, *wire):
+            task.dependents.append(resume)
+        if not resume.num_blockers:
+            self.manager.add(resume)
+        for task in computes:
+            self.manager.add(task)
+        for task in wire:
+            self.manager.add(task, self._take_turn())
+
+    def _communication(self, verbs: Sequence[Communication]) -> Task:
+        """The task of verbs for the network, which may lie on a device.
+
+        The device's own channel carries ``direct`` ones out, and others pass through host memory.
+        """
+        routes, index, lane, side = self.routes, self.index, self.lane, self.side
+        routes.of(verbs, index, lane)  # raises where there are none
+        direct, others = ([], verbs) if side is None else routes.parted(verbs, lane)
+        seals = routes.seals(others, self.step)
+        beside = [one for one in seals.beside if one is not None] if seals else []
+        size_bytes = sum(routes.sent_bytes(verb) for verb in (*verbs, *beside))
+        name = "+".join(_name(verb) for verb in verbs)
+        noted = self._noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
+        staged = ready = None
+        if side is not None:
+            ranks = [routes.circles[verb.among].rank for verb in others]
+            staged = side.staging.out(index, others, ranks, side.kind, side.stream)
+            ready = side.mark() if direct else None
+
+        # A task that is never done must not keep a channel open: it is looked up late.
+        def carry() -> None:
+            noted.started_s = wall_clock()
+            if side is not None and ready is not None:
+                with side.wired(ready):
+                    channels = [routes.circles[verb.among].direct for verb in direct]
+                    carry_directly(direct, channels, side.device)
+            if staged is not None:
+                staged.wait()
+            if others:
+                held = others if staged is None else staged.verbs
+                carry_out(held, routes.of(others, index, lane), seals)
+            if staged is not None:
+                staged.back()
+
+        def start(over: Over) -> None:
+            noted.started_s = wall_clock()
+            begin(verbs[0], routes.of(verbs, index, lane)[0], over, seals)
+
+        task = self.task(name, carry, routes.lanes[lane], size_bytes)
+        if staged is None and ready is None and is_begun(verbs):
+            task.begin = start
+        return task
+
+    def task(
+        self, name: str, fn: Callable[[], Any], lane: str = COMPUTE, size_bytes: int = 0
+    ) -> Task:
+        """A task of this message; tasks that are ready on a lane run in issue order."""
+        if self.side is not None and lane == COMPUTE:
+            fn = self.side.on(fn)
+        order = self.step, self.index
+        return Task(name, fn, lane, order, self.step, self.index, size_bytes)
+
+
+def _name(verb: Communication) -> str:
+    among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
+    return f"{type(verb).__name__}{among}"
+
+
+def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
+    """The text by which ranks exchange rows of one length; returns all of them, in rank order."""
+    rows_WN, sizes = own_N.repeat(world, 1), (own_N.numel(),) * world
+    yield AllToAll(rows_WN.view(-1), own_N.repeat(world), sizes, sizes)
+    return rows_WN
+
+
+def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
+    """Every rank's figures, in rank order."""
+    return told_meanwhile(engine, own)()
+
+
+def told_meanwhile(engine: Engine, own: Sequence[float]) -> Callable[[], list[list[float]]]:
+    """Has ranks tell each other their figures beside what follows.
+
+    The function returned waits until that is done, and returns all of them, in rank order.
+    """
+    if engine.world == 1:
+        return lambda: [list(own)]
+    text = rows_of_all(engine.world, torch.tensor(own, dtype=torch.float64, device="cpu"))
+    end = engine.launch(0, "figures", text, is_control=True)
+
+    def rows() -> list[list[float]]:
+        engine.wait([end])
+        found: list[list[float]] = end.result.tolist()
+        return found
+
+    return rows

@@ -1,0 +1,200 @@
+"""Blame: which ranks a failed step is owed to, from their signs of life and the roll call.
+
+A network that is parted shows as one failure, and not as one dead rank after another: on each side
+ranks reach each other and none beyond, and the error says which these are.
+
+A script that one of gradwire's errors ends leaves with the exit code of its cause. Python ends
+with 1 whatever the error is. A launcher that has the cause in the code can start the job again, on
+other machines, or not at all (`errors.ExitCode`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+from ...errors import ExitCode, GradwireError, LoopMistake, RankFailed
+from ..transport.wire import AMONG_SHARDS, in_background
+from .membership import Membership
+from .pulse import PATIENCE_S, STORE_PATIENCE_S, Alarm, Pulse, listed, said
+from .roll_call import ASK_S, Reach
+
+_ENDINGS = (Reach.ENDED, Reach.DETACHED, Reach.MUTE)
+"""The answers at doors that say what became of a silent rank."""
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""The variable that says at which network interface gloo listens."""
+IN_ATTACH = -1
+"""The step of an alarm that was raised in ``attach``, before the first step."""
+
+
+def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
+    """An alarm that names the ranks to blame for the failure of communication ``name``.
+
+    It names none where all are there. Takes seconds, as signs of life come slowly.
+    """
+    if pulse is None:
+        return _of_the_network(step)
+    if found := silence(pulse, step, world):
+        return found
+    if name.endswith(AMONG_SHARDS):
+        text = "a rank with another shard of these layers is lost, and none with this one"
+        return Alarm((), step, text)
+    if last := pulse.last_ranks():
+        steps = pulse.local_steps()
+        return Alarm(last, step, f"rank {listed(last)} of {world} did not get as far{steps}")
+    return _of_the_network(step)
+
+
+def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
+    """An alarm about ranks or a store that show no sign of life for seconds; None if all do.
+
+    A store that does not answer while all ranks answer at their doors has ``STORE_PATIENCE_S``. If
+    it was silent first, and all others have ended since, this rank's own link is at fault.
+    """
+    end_s = time.monotonic() + STORE_PATIENCE_S
+    while True:
+        asking = in_background(pulse.roll_call.ask)
+        silent, store_lost = pulse.silent_ranks()
+        reach, told = _answer(asking)
+        if told:  # another rank has found out before
+            return Alarm.decoded(told, step)
+        have_ended = world > 2 and {*reach.values()} == {Reach.ENDED}
+        if store_lost and have_ended and pulse.mute_s >= PATIENCE_S:
+            text = f"rank {pulse.rank} of {world} was cut off, and all others have ended meanwhile"
+            return Alarm((pulse.rank,), step, text, ExitCode.NETWORK)
+        is_slow = store_lost and not pulse.store_is_lost
+        if is_slow and (pulse.rank == 0 or reach.get(0) is Reach.ANSWERS):
+            # The store is slow, and no rank need be lost. A rank whose process has ended is.
+            ended = tuple(rank for rank, how in reach.items() if how is Reach.ENDED)
+            if not ended and Reach.CUT not in reach.values() and time.monotonic() < end_s:
+                continue
+            if ended:
+                silent, store_lost = ended, False
+        left = dict.fromkeys(pulse.detached() & reach.keys(), Reach.DETACHED)
+        reach = {**reach, **left}
+        alarm = alarm_of(pulse.rank, world, step, silent, reach, store_lost=store_lost)
+        return alarm and alarm._replace(text=f"{alarm.text}{pulse.local_steps()}")
+
+
+def _of_the_network(step: int) -> Alarm:
+    text = "no rank is lost, but the network is: all ranks answer elsewhere"
+    return Alarm((), step, text, ExitCode.NETWORK)
+
+
+def _answer(asking: Future[Any]) -> tuple[Mapping[int, Reach], bytes]:
+    try:
+        found: tuple[Mapping[int, Reach], bytes] = asking.result(2 * ASK_S)
+    except Exception:  # a door that cannot be knocked at tells nothing
+        return {}, b""
+    return found
+
+
+def alarm_of(
+    rank: int,
+    world: int,
+    step: int,
+    silent: tuple[int, ...],
+    reach: Mapping[int, Reach],
+    *,
+    store_lost: bool,
+) -> Alarm | None:
+    """The alarm of a rank to which ``silent`` ranks show no sign of life; None if there are none.
+
+    ``reach`` is what the others answer at their doors. ``store_lost`` says that the store does not
+    answer, and then ``silent`` is rank 0, which holds it in most jobs.
+    """
+    cut = tuple(other for other, how in reach.items() if how is Reach.CUT)
+    near = tuple(sorted((rank, *(r for r, how in reach.items() if how is Reach.ANSWERS))))
+    if cut and (store_lost or set(cut) & set(silent)):
+        # No connection comes about with some ranks, which all else is owed to.
+        if len(cut) == world - 1 > 1:
+            text = f"rank {rank} of {world} is cut off: no connection reaches any other rank"
+            return Alarm((rank,), step, text, ExitCode.NETWORK)
+        lost = tuple(sorted({*cut, *(() if store_lost else silent)} - {*near}))
+        text = f"no connection reaches rank {listed(cut)} of {world}: its host or its link is down"
+        if len(cut) > 1:
+            text = (
+                f"the network is parted: ranks {listed(near)} of {world} reach each other, and no "
+                f"connection reaches ranks {listed(cut)}"
+            )
+        return Alarm(lost, step, text, ExitCode.NETWORK)
+    if store_lost and (rank == 0 or reach.get(0) is Reach.ANSWERS):
+        text = f"the job's store stopped answering, though rank 0 of {world} does"
+        return Alarm((), step, text, ExitCode.UNAVAILABLE)
+    if not silent:
+        return None
+    text = f"rank {listed(silent)} of {world} stopped answering"
+    if store_lost:
+        text += ", and the job's store with it"
+    ends = {reach.get(other, Reach.UNKNOWN) for other in silent}
+    if len(ends) == 1 and (end := ends.pop()) in _ENDINGS:
+        text += f": {end.value}"
+    return Alarm(silent, step, text)
+
+
+def failure_of(alarm: Alarm, who: Membership, how: str) -> RankFailed:
+    """The error that an alarm ends the run of this rank with, and ``how`` it came to know.
+
+    Its ``ranks`` are numbers in the job, also where the alarm has those of the group.
+    """
+    what = "attach" if alarm.step == IN_ATTACH else f"step {alarm.step}"
+    is_mistake = alarm.code == ExitCode.MISTAKE
+    last_words = "restart the job from its last checkpoint"
+    if _INTERFACE in alarm.text:
+        last_words = "a restart alone ends in the same error"
+    if is_mistake:
+        last_words = "change the training loop: a restart alone ends in the same error"
+    return (LoopMistake if is_mistake else RankFailed)(
+        f"{what} cannot be finished: {alarm.text} (noticed by rank {who.rank}; {how})"
+        f"{who.explained(alarm.ranks)}; {last_words}",
+        ranks=(*who.in_job(alarm.ranks), *alarm.beyond),
+        step=alarm.step,
+        exit_code=alarm.code,
+    )
+
+
+def loopback_name() -> str:
+    """The remedy where this host's name means the host itself, as in Debian's default; else "".
+
+    gloo listens at the address of that name unless an interface is named.
+    """
+    if _INTERFACE in os.environ:
+        return ""
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+    if not address.startswith("127."):
+        return ""
+    return (
+        f"; this host's name resolves to {address}, which no other host can reach: if ranks run on "
+        f"several hosts, set {_INTERFACE} on each to the interface that reaches the others "
+        "(gradwire doctor names it)"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error, with its type unless it is gradwire's."""
+    line = said(error).splitlines()[0]
+    known = isinstance(error, GradwireError)
+    return line.removeprefix(f"{type(error).__name__}: ") if known else line
+
+
+def leave_by_cause() -> None:
+    """Has this process end so from now on; a hook that is there already is called first."""
+    if getattr(sys.excepthook, "__module__", None) == __name__:
+        return
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if isinstance(error, GradwireError):
+            raise SystemExit(int(error.exit_code))  # from a hook, this is how the process ends
+
+    sys.excepthook = hook

@@ -1,0 +1,359 @@
+"""Membership: which ranks take part in one attach, before any of them is connected to another.
+
+Ranks meet in the job's rendezvous store. There a rank that refuses, or differs, can say so while
+nobody waits for it in a collective yet. Every meeting is one ``agree``: each rank writes a value,
+all read the same values, and a pure function of them is the verdict. One key, which is written
+once, says whose values count. So ranks that give up and ranks that come late agree as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import wait
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from secrets import token_hex
+from typing import Any, NamedTuple, TypeVar
+
+import torch.distributed as dist
+
+from ...errors import ExitCode, GradwireError, RankFailed, RanksDiffer
+from ..transport.wire import Group, in_background, own_store
+from .store_check import StoreCheck, refuse_own_store
+
+DEFAULT_PATIENCE = timedelta(minutes=5)
+"""The time in which all ranks must have come to their first attach, where the user names none."""
+_POLL_S = 0.02
+"""Seconds between two looks for the values of others. Ranks look, as every ``store.wait()`` that
+times out writes a warning to the log."""
+_LOOK_S = 0.5
+"""Seconds between two calls of a ``Look``."""
+_LINGER_S = 2 * _LOOK_S
+"""Seconds that an error waits for others to hear of it, as its process may hold the store."""
+MEETING = "meeting"
+"""The part of a membership's keys in the store by which ranks agree."""
+
+Verdict = TypeVar("Verdict")
+Look = Callable[[Sequence[int], Mapping[int, Any]], object]
+"""A liveness check, of the ranks that are absent and the values of the others by rank.
+
+It returns whether there is nobody left to wait for. What it raises ends the wait, too."""
+
+STORE_PATIENCE = timedelta(seconds=4)
+"""The time beyond the one asked for in which a store may answer before its host counts as lost."""
+_AT_ONCE = timedelta(seconds=6)
+"""The time asked for where the store need not wait for any rank."""
+
+
+class Membership(NamedTuple):
+    """This rank among ``world`` ranks, and a ``name`` that all of them know and no other attach
+    has.
+
+    The name is empty where this process is alone. ``ranks`` are the ranks' numbers in the job;
+    empty stands for 0, 1, 2 and so on.
+    """
+
+    name: str
+    rank: int
+    world: int
+    ranks: tuple[int, ...] = ()
+
+    def in_job(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """The numbers in the job of these ranks of the group.
+
+        >>> Membership("2-5", 0, 2, (2, 5)).in_job([1])
+        (5,)
+        """
+        known = dict(enumerate(self.ranks))
+        return tuple(known.get(rank, rank) for rank in ranks)
+
+    def in_group(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """The numbers in the group of these ranks of the job; others are left out."""
+        numbers = self.in_job(range(self.world))
+        return tuple(numbers.index(rank) for rank in ranks if rank in numbers)
+
+    def explained(self, ranks: Collection[int]) -> str:
+        """The numbers in the job, as a clause, of ranks that have other ones in the group.
+
+        >>> Membership("2-5", 0, 2, (2, 5)).explained([1])
+        '; rank 1 of this group is rank 5 of the job'
+        """
+        numbers = self.in_job(ranks)
+        if numbers == tuple(ranks):
+            return ""
+        own, others = (", ".join(map(str, one)) for one in (ranks, numbers))
+        return f"; rank {own} of this group is rank {others} of the job"
+
+    def beside(self, name: str) -> Membership:
+        """The same ranks under another name, under which they can meet for another purpose."""
+        return self._replace(name=f"{self.name}/{name}") if self.name else self
+
+    def on_host(self, ranks_per_host: int) -> Membership:
+        """The ranks of this rank's host; ranks are numbered host after host."""
+        host, place = divmod(self.rank, ranks_per_host)
+        first = host * ranks_per_host
+        ranks = range(first, first + ranks_per_host)
+        return self._some(f"host {host}", place, ranks)
+
+    def across_hosts(self, ranks_per_host: int) -> Membership:
+        """The ranks that have this rank's place on their hosts, host by host."""
+        host, place = divmod(self.rank, ranks_per_host)
+        ranks = range(place, self.world, ranks_per_host)
+        return self._some(f"place {place}", host, ranks)
+
+    def _some(self, name: str, rank: int, ranks: Sequence[int]) -> Membership:
+        if len(ranks) == 1:
+            return ALONE
+        own = f"{self.name}/{name}"
+        return Membership(own, rank, len(ranks), self.in_job(ranks))
+
+    def agree(
+        self,
+        own: Any,
+        decide: Callable[[Mapping[int, Any]], Verdict],
+        timeout: timedelta,
+        *,
+        what: str = "attach",
+        due: Collection[int] | None = None,
+        look: Look = lambda absent, found: False,
+        is_partial: bool = False,
+    ) -> Verdict:
+        """``decide`` of the values of all ranks, which is the same on all of them.
+
+        ``own`` is this rank's value, which has a JSON form, or a function that returns it as soon
+        as there is one, and None before. Ranks wait for those that are ``due`` (None: all), for
+        ``timeout`` at most, or until ``look``, which is called now and then, says that nobody who
+        is absent comes. Raises ``RankFailed`` with the ranks that have not come; where the meeting
+        ``is_partial``, ``decide`` is asked without them. What ``decide`` raises, all raise.
+        """
+        if self.world == 1:
+            return decide({self.rank: own})
+        due = range(self.world) if due is None else sorted(due)
+        meeting = _Meeting(self.rank, due, own if callable(own) else lambda: own, timeout)
+        values: Mapping[int, Any] = self.ask(
+            meeting.hold, timeout, what, partial(meeting.watch, look)
+        )
+        absent = tuple(rank for rank in due if rank not in values)
+        if absent and not is_partial:
+            time.sleep(_LINGER_S)
+            raise _did_not_come(absent, self, what, timeout)
+        try:
+            return decide(values)
+        except RanksDiffer:
+            self.linger()
+            raise
+
+    def post(self, value: Any) -> None:
+        """Leaves this rank's value in a meeting without waiting for the others."""
+        self.ask(lambda store: store.set(_note(self.rank), json.dumps(value)), _AT_ONCE)
+
+    def linger(self) -> None:
+        """Waits until all ranks are about to raise, for a second at most.
+
+        Each calls it before it raises what ends the matter for all, as its process may hold the
+        store, in which others have still to read why.
+        """
+        if self.world > 1:
+            wait([in_background(self._until_all_heard)], _LINGER_S)
+
+    def _until_all_heard(self) -> None:
+        store = own_store(self.name)
+        keys = [f"heard/{rank}" for rank in range(self.world)]
+        store.set(keys[self.rank], "")
+        until_s = time.monotonic() + _LINGER_S
+        while time.monotonic() < until_s and not store.check(keys):
+            time.sleep(_POLL_S)
+
+    def ask(
+        self,
+        question: Callable[[Any], Any],
+        timeout: timedelta,
+        what: str = "attach",
+        watch: Callable[[], object] | None = None,
+    ) -> Any:
+        """The store's answer to a question, over a connection that nobody else waits for.
+
+        Meanwhile ``watch`` is called from time to time, whether the store answers or not. So is the
+        group's check of the store.
+        """
+        asked = in_background(lambda: question(own_store(self.name)))
+        deadline_s = time.monotonic() + (timeout + STORE_PATIENCE).total_seconds()
+        check = _CHECKS.get(self.ranks)
+        try:
+            while (watch or check) and time.monotonic() < deadline_s - _LOOK_S:
+                with suppress(TimeoutError):
+                    return asked.result(_LOOK_S)
+                if check is not None:
+                    check.refuse()
+                if watch is not None:
+                    watch()
+            return asked.result(max(_LOOK_S, deadline_s - time.monotonic()))
+        except GradwireError:
+            raise
+        except (dist.DistError, TimeoutError) as error:
+            first, _, _ = str(error).partition("\n")
+            ranks = (0,) if self.name.split("-")[0] == "0" else ()
+            raise RankFailed(
+                f"{what} cannot be finished: the job's store, where ranks meet, "
+                + (f"is lost ({first})" if first else f"gave no answer within {timeout} and more")
+                + "; it is lost or stopped with the process that holds it: rank 0 of the job, or "
+                "the agent of torchrun that started it; start the job again",
+                ranks=ranks,
+                exit_code=ExitCode.RANK_LOST if ranks else ExitCode.UNAVAILABLE,
+            ) from error
+
+
+def _note(rank: int) -> str:
+    return f"{MEETING}/note/{rank}"
+
+
+class _Meeting:
+    """One rank's part in a meeting of the ranks ``due``: a thread with the store, and one besides.
+
+    The first waits for values, the second calls a ``Look`` meanwhile, even if the store is silent.
+    """
+
+    def __init__(
+        self, rank: int, due: Sequence[int], own: Callable[[], Any], timeout: timedelta
+    ) -> None:
+        self._rank, self._due, self._own = rank, due, own
+        self._end_s = time.monotonic() + timeout.total_seconds()
+        self._found: dict[int, Any] = {}
+        self._is_over = False
+
+    def watch(self, look: Look) -> None:
+        """Calls ``look``, and ends the meeting if nobody is left to wait for."""
+        found = self._found
+        self._is_over |= bool(look([rank for rank in self._due if rank not in found], found))
+
+    def hold(self, store: Any) -> dict[int, Any]:
+        """The values that count, by rank; ``store`` is this meeting's own."""
+        came, notes = f"{MEETING}/came", {rank: _note(rank) for rank in self._due}
+        looked_s, has_told = time.monotonic(), False
+        while True:
+            is_over = self._is_over or time.monotonic() > self._end_s
+            own = self._own()  # after that, so that the last value counts
+            if own is not None and not has_told:
+                store.set(notes[self._rank], json.dumps(own))
+                has_told = True
+            if is_whole := store.check([*notes.values()]):
+                break
+            if is_over or time.monotonic() > looked_s + _LOOK_S:
+                looked_s = time.monotonic()
+                absent = [rank for rank in notes if rank not in self._found]
+                there = [rank for rank in absent if store.check([notes[rank]])]
+                new = {rank: json.loads(store.get(notes[rank])) for rank in there}
+                self._found = {**self._found, **new}
+                if is_over or store.check([came]):
+                    break
+            time.sleep(_POLL_S)
+        # Whoever writes first decides for all, also for those that come later.
+        ranks = list(notes) if is_whole else sorted(self._found)
+        ranks = json.loads(store.compare_set(came, "", json.dumps(ranks)))
+        texts = store.multi_get([*map(_note, ranks)]) if ranks else []
+        return {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)}
+
+
+def _did_not_come(
+    absent: tuple[int, ...], who: Membership, what: str, timeout: timedelta
+) -> RankFailed:
+    named = f"rank {', '.join(map(str, absent))} of {who.world}"
+    return RankFailed(
+        f"{what} cannot be finished: {named} did not call it within {timeout}"
+        f"{who.explained(absent)}; all ranks of the group must call {what}",
+        ranks=who.in_job(absent),
+    )
+
+
+def run_of(who: Membership) -> str:
+    """A name, the same on all ranks, for the run that begins now; no other run has it."""
+    drawn = token_hex(8)
+    if not who.name:
+        return drawn
+    found: str = who.ask(lambda store: store.compare_set("drawn", "", drawn).decode(), _AT_ONCE)
+    return found
+
+
+def join(group: Group | None, timeout: timedelta = DEFAULT_PATIENCE) -> Membership:
+    """This rank's place in ``group`` (None: all ranks, or this process alone).
+
+    Every rank must call this once in each attach: the number of calls is part of the name. Under
+    torchrun the first call waits for the other ranks, for ``timeout`` at most.
+    """
+    if not dist.is_initialized():
+        return ALONE
+    group = group or dist.group.WORLD
+    ranks = tuple(dist.get_process_group_ranks(group))
+    if len(ranks) > 1:
+        refuse_own_store()
+        if ranks not in _CHECKS or _CHECKS[ranks].absent:
+            name = f"{'-'.join(map(str, ranks))}/check"
+            _CHECKS[ranks] = StoreCheck(name, dist.get_rank(group), group, timeout)
+    return join_ranks(ranks, timeout)
+
+
+def join_ranks(ranks: tuple[int, ...], timeout: timedelta = DEFAULT_PATIENCE) -> Membership:
+    """This rank's place among ``ranks``, which are numbers among all ranks; as ``join``."""
+    if len(ranks) == 1:
+        return ALONE._replace(ranks=ranks)
+    name = "-".join(map(str, ranks))
+    own = Membership(name, ranks.index(dist.get_rank()), len(ranks), ranks)
+    if not _JOINED[ranks] and "TORCHELASTIC_RESTART_COUNT" in os.environ:
+        _ROLLS[ranks] = _rolled(own, timeout)
+    _JOINED[ranks] += 1
+    return own.beside(f"{_ROLLS.get(ranks, '')}{_JOINED[ranks]}")
+
+
+def _rolled(who: Membership, timeout: timedelta) -> str:
+    """A word that only these processes share, however often torchrun has restarted the job.
+
+    Its agent keeps the store, so notes and alarms of processes that have died are still there. The
+    count of restarts does not tell them apart, as each host's agent counts its own. So each process
+    draws a word, and notes all words that it sees. Only one that lives has seen this one's; where
+    all have seen the same, all live.
+    """
+    own = token_hex(8)
+
+    def roll(store: Any) -> str:
+        store.set(f"word/{who.rank}", own)
+        words, seen = ([f"{key}/{r}" for r in range(who.world)] for key in ("word", "seen"))
+        noted, start_s = "", time.monotonic()
+        while True:
+            if store.check(words):
+                found = hashlib.sha256(b" ".join(store.multi_get(words))).hexdigest()[:16]
+                if found != noted:
+                    store.set(f"seen/{who.rank}", noted := found)
+                if not _other_than(noted, seen, store):
+                    return f"{noted}/"
+            if time.monotonic() - start_s > timeout.total_seconds():
+                silent = tuple(r for r, key in enumerate(words) if not store.check([key]))
+                absent = silent or _other_than(noted, seen, store)
+                raise _did_not_come(absent, who, "attach", timeout)
+            time.sleep(_POLL_S)
+
+    found: str = who.ask(roll, timeout)
+    return found
+
+
+def _other_than(noted: str, seen: list[str], store: Any) -> tuple[int, ...]:
+    """The ranks that have not seen what this one has noted."""
+    return tuple(
+        rank
+        for rank, key in enumerate(seen)
+        if not store.check([key]) or store.get(key).decode() != noted
+    )
+
+
+ALONE = Membership("", 0, 1)
+_JOINED: Counter[tuple[int, ...]] = Counter()
+"""The number of times that each set of ranks was joined."""
+_CHECKS: dict[tuple[int, ...], StoreCheck] = {}
+"""The check of the store by each set of ranks, which is made at their first attach."""
+_ROLLS: dict[tuple[int, ...], str] = {}
+"""The word that each set of ranks shares in this start of the job."""

@@ -1,0 +1,217 @@
+"""Roll call: ranks ask each other, without the store, who can be reached.
+
+A store that does not answer may be lost, or the network between it and this rank. Signs of life in
+it cannot tell a dead rank from one behind a broken link. So every rank listens at a door of its own
+while it is attached, whose address stands in the store, and asks at all others when a step fails. A
+system that refuses the connection has no such process any more; one that takes it while nobody
+speaks has a stopped process; no connection at all means that the host is down, or the way to it.
+
+An alarm is told at these doors too where the store does not take it: so all on one side of a parted
+network hear the first one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+from ..transport.wire import in_background
+
+ASK_S = 2.0
+"""Seconds in which another rank has to answer; a link that loses packets needs a second try."""
+_SERVE_S = ASK_S  # a rank whose processor is busy reads late
+"""Seconds that a visitor has in all to say who it is, and to take the answer."""
+_MOST_VISITORS = 64
+"""Visitors that are served at once. Whoever comes beyond that waits, as none stays long."""
+_MOST_BYTES = 1 << 14
+"""More than any alarm has; see `pulse.MOST_CHARACTERS`."""
+
+
+class Reach(Enum):
+    """The answer at another rank's door."""
+
+    ANSWERS = "answers"
+    MUTE = "its process is stopped, or too busy to answer"
+    ENDED = "its process has ended"
+    DETACHED = "it has detached, and this rank trains on"
+    CUT = "cannot be reached"
+    UNKNOWN = "has no door"
+
+
+class RollCall:
+    """This rank's door, and the doors of the others once ``meet`` has found them.
+
+    ``heard`` is called with an alarm that another rank tells at the door, as it was encoded;
+    ``alarm`` returns this rank's own, empty where there is none, which every answer holds.
+    """
+
+    def __init__(
+        self, rank: int, world: int, heard: Callable[[bytes], None], alarm: Callable[[], str]
+    ) -> None:
+        self.rank, self.world = rank, world
+        self._heard, self._alarm = heard, alarm
+        self._token = token_hex(8)
+        self._listening: socket.socket | None = None
+        self._doors: dict[int, tuple[str, int, str]] = {}
+        self._way: _Way | None = None
+        self._has_told = self.is_complete = False
+        self._places = threading.BoundedSemaphore(_MOST_VISITORS)
+
+    def meet(self, store: Any) -> None:
+        """Opens the door, tells its address in the store, and looks for those of the others.
+
+        To be called until ``is_complete``; never waits for anybody.
+        """
+        keys, ways = ([f"{key}/{rank}" for rank in range(self.world)] for key in ("door", "way"))
+        if self._way is None:
+            self._way = _way_to(_host_of(store))
+            store.set(ways[self.rank], self._way.shown)
+        if not self._has_told and store.check(ways):
+            self._has_told = True
+            shown = {line.decode() for line in store.multi_get(ways)} - {""}
+            store.set(keys[self.rank], json.dumps(self._open(self._way, shown)))
+        if store.check(keys):
+            self.is_complete = True
+            for rank, line in enumerate(store.multi_get(keys)):
+                host, port, token = json.loads(line)
+                if port and rank != self.rank:
+                    # A rank whose way to the store stays on its host is where the store is.
+                    self._doors[rank] = (host or _host_of(store), port, token)
+
+    def ask(self) -> tuple[dict[int, Reach], bytes]:
+        """The answer of each other rank, and the first alarm that one of them knows of, if any."""
+        found = asyncio.run(self._knock_everywhere(""))
+        alarm = next((told for _, told in found.values() if told), b"")
+        others = [rank for rank in range(self.world) if rank != self.rank]
+        return {rank: found.get(rank, (Reach.UNKNOWN, b""))[0] for rank in others}, alarm
+
+    def tell(self, alarm: str) -> None:
+        """Tells an alarm at all doors that can be reached."""
+        asyncio.run(self._knock_everywhere(alarm))
+
+    def close(self) -> None:
+        """Closes the door."""
+        if self._listening is not None:
+            with contextlib.suppress(OSError):
+                self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts up
+            self._listening.close()
+
+    def _open(self, way: _Way, shown: set[str]) -> tuple[str, int, str]:
+        """The address of this rank's door and its token; port 0 where there can be none.
+
+        The door is at the address that leads to the store, and at no other of this host. A rank
+        on the store's host takes the address at which others see the store (``shown``). Where
+        they see it at several, the door is at all of the host's addresses.
+        """
+        own, family = way.own, way.family
+        if not own:
+            return "", 0, ""
+        if way.is_near and shown:
+            own = next(iter(shown)) if len(shown) == 1 else ""
+            family = socket.AF_INET6 if ":" in own else socket.AF_INET
+        try:
+            listening = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                listening.bind((own, 0))
+            except OSError:  # others see an address that no interface here has
+                listening.bind(("", 0))
+            listening.listen(max(self.world, _MOST_VISITORS))
+            port = listening.getsockname()[1]
+        except (OSError, ValueError):  # no network that can be listened on
+            return "", 0, ""
+        self._listening = listening
+        threading.Thread(target=self._serve, name="gradwire roll call", daemon=True).start()
+        return own, port, self._token
+
+    def _serve(self) -> None:
+        assert self._listening is not None
+        while True:
+            try:
+                visitor, _ = self._listening.accept()
+            except OSError:  # the door was closed
+                return
+            self._places.acquire()
+            in_background(partial(self._answer, visitor))
+
+    def _answer(self, visitor: socket.socket) -> None:
+        """Serves one visitor, who has ``_SERVE_S`` in all."""
+        end_s, said, known = time.monotonic() + _SERVE_S, b"", f"{self._token}\n".encode()
+        try:
+            with visitor, contextlib.suppress(OSError, ValueError):
+                while said.count(b"\n") < 2 and len(said) < _MOST_BYTES:
+                    visitor.settimeout(max(1e-3, end_s - time.monotonic()))
+                    part = visitor.recv(_MOST_BYTES)
+                    said += part
+                    is_known = said.startswith(known) or known.startswith(said)
+                    if not part or not is_known:  # as far as it has come
+                        return
+                visitor.sendall(f"here {self._alarm()}\n".encode())
+        finally:
+            self._places.release()
+        if said.count(b"\n") >= 2 and (line := said.splitlines()[1].strip()):
+            self._heard(line)
+
+    async def _knock_everywhere(self, alarm: str) -> dict[int, tuple[Reach, bytes]]:
+        answers = await asyncio.gather(*(_knock(*door, alarm) for door in self._doors.values()))
+        return dict(zip(self._doors, answers, strict=True))
+
+
+async def _knock(host: str, port: int, token: str, alarm: str) -> tuple[Reach, bytes]:
+    """The answer of one rank, and the alarm that it knows of."""
+    writer = None
+    try:
+        async with asyncio.timeout(ASK_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(f"{token}\n{alarm}\n".encode())
+            await writer.drain()
+            line = await reader.readline()
+        word, _, told = line.strip().partition(b" ")
+        return (Reach.ANSWERS, told) if word == b"here" else (Reach.ENDED, b"")
+    except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
+        return Reach.ENDED, b""
+    except (OSError, ValueError):  # also a time-out
+        return (Reach.CUT if writer is None else Reach.MUTE), b""
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+class _Way(NamedTuple):
+    """This rank's way to the store: its own address on it, and the store's, as it is ``shown``
+    to ranks on the store's host; empty where this rank is on that host, or has no such way."""
+
+    family: int = socket.AF_INET
+    own: str = ""
+    shown: str = ""
+    is_near: bool = False
+
+
+def _way_to(store_host: str) -> _Way:
+    if not store_host:  # no TCP to the store
+        return _Way()
+    try:
+        family, *_, address = socket.getaddrinfo(store_host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing, and shows which own address is used
+            own = str(probe.getsockname()[0])
+        is_near = ipaddress.ip_address(own.partition("%")[0]).is_loopback
+    except (OSError, ValueError):
+        return _Way()
+    return _Way(family, own, "" if is_near else str(address[0]), is_near)
+
+
+def _host_of(store: Any) -> str:
+    """The host of a job's TCP store; empty where it is of another kind."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return str(getattr(store, "host", ""))

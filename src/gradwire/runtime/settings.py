@@ -1,0 +1,415 @@
+"""The arguments of ``attach``, checked, and the parameters of a model that they concern.
+
+What is rarely set stands in two objects with defaults, ``Options`` and ``FailurePolicy``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import wraps
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
+from torch.amp import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..contract import Compressor, Exchange
+from ..contract.bounds import check_whole
+from ..contract.compressor import KeywordSettings
+from ..contract.registry import KINDS, load, names
+from ..contract.spec import DTYPE_NAMES, DTYPES, NamedParam
+from ..errors import InvalidSetting, UnknownName, invalid, with_brackets
+from ..exchange.by_name import exchange_for
+from ..planning.default_fusion import DEFAULT_CHANNELS, matrices
+from .engine.backends import BACKENDS
+from .grid.shards import ranks_of_each_host
+from .step.integrity import DEFAULT_CHECK_EVERY
+from .step.messages import refuse_complex, refuse_grad_dtype
+from .transport.wire import Group, meet_in
+
+if TYPE_CHECKING:
+    from ..planning.data.cluster import Cluster
+    from ..planning.data.plan import Plan
+    from .controls import Pilot
+    from .liveness.membership import Membership
+
+
+DEFAULT_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(metaclass=KeywordSettings):
+    """Settings of communication and of traces. Every rank passes the same values.
+
+    >>> Options(num_channels=2).bucket_cap_mb is None
+    True
+    """
+
+    bucket_cap_mb: float | None = None
+    """The size of a message in MiB. None: large enough that its payload pays its latency."""
+    num_channels: int | None = None
+    """The number of messages on their way at once. None: 4, or what the plan says."""
+    compress_if: Callable[[str, Tensor], bool] = matrices
+    """A function of a parameter and its name. True: the exchange sends the gradient. False: the
+    gradient is sent uncompressed. By default vectors (biases, norms) are sent uncompressed."""
+    shards: Group | DeviceMesh | None = None
+    """The tensor-parallel process group, or the tensor-parallel dimension of a mesh. Exchanges that
+    need all shards of a layer communicate in it."""
+    backend: str = "auto"
+    """The back end between hosts: "gloo", "nccl", or "auto", which measures both."""
+    cluster: Cluster | None = None
+    """The ranks and links, for embeddings whose rows take in each step the fastest collective. A
+    cluster of another number of ranks is scaled. None: links of 1 Gbit/s; ``"auto"`` measures."""
+    guard_every: int | None = None
+    """Steps between two comparisons of some compressed means with uncompressed means. The result is
+    in ``stats()["guard"]``. None: no comparison."""
+    trace_steps: int = 4
+    """The number of last steps that ``handle.trace()`` has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailurePolicy(metaclass=KeywordSettings):
+    """Settings for lost ranks and damaged bits. Every rank passes the same values.
+
+    >>> FailurePolicy(on_failure="shrink").timeout
+    datetime.timedelta(seconds=300)
+    """
+
+    timeout: timedelta = DEFAULT_TIMEOUT
+    """The longest wait for another rank; 5 minutes by default."""
+    on_failure: str = "end"
+    """``"end"``: all other ranks raise ``RankFailed``, and training ends. ``"shrink"``: they raise
+    ``RanksLost``, repeat the step and continue."""
+    store: Store | None = None
+    """The store in which ranks meet, where the default group has none that all of them share. All
+    ranks pass it at their first attach. None: the store of the default group."""
+    rejoin: Store | None = None
+    """The job's store, in a new process that joins a job with ``on_failure="shrink"``."""
+    check_every: int | None = DEFAULT_CHECK_EVERY
+    """Steps between two comparisons of all ranks' parameters, by default 64; None: none."""
+    checksums: bool = False
+    """True: each message has a CRC-32, and a damaged message raises ``RankFailed``."""
+
+
+BOTH: dict[str, Any] = {"options": Options, "failure": FailurePolicy}
+"""The two objects by the keyword that takes them."""
+
+
+def or_defaults(
+    options: Options | None, failure: FailurePolicy | None
+) -> tuple[Options, FailurePolicy]:
+    """The two objects, made where they are None; other values are refused where all are checked."""
+    failure = FailurePolicy() if failure is None else failure
+    return Options() if options is None else options, failure
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def takes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Has a function refuse fields of the two objects as keywords, and say where they belong.
+
+    A keyword that nobody knows is refused with the one that is meant, also a field's.
+    """
+    fields = [name for kind in BOTH.values() for name in kind.__dataclass_fields__]
+    known = [*signature(function).parameters, *fields]
+
+    @wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        for name in kwargs:
+            if name not in known:
+                raise UnknownName(f"argument of {function.__name__}", name, known)
+        for keyword, kind in BOTH.items():
+            for name in kwargs.keys() & kind.__dataclass_fields__:
+                raise InvalidSetting(
+                    f"{name}= is a field of gw.{kind.__name__}: write "
+                    f"{function.__name__}(..., {keyword}=gw.{kind.__name__}({name}=...))"
+                )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of ``attach``, as they are given; ``checked`` refuses what cannot be used."""
+
+    exchange: Any
+    """An Exchange, a Plan or a Pilot, once it is checked."""
+    optimizer: Optimizer | None
+    scaler: GradScaler | None
+    options: Options
+    failure: FailurePolicy
+    ranks_per_host: int = 1
+
+    def checked(self, mesh: Any, who: Membership) -> Settings:
+        """The same with the exchange resolved; raises ``InvalidSetting`` for what is wrong."""
+        exchange, ranks_per_host = resolve(self.exchange), ranks_of_each_host(mesh, who)
+        for name, kind in BOTH.items():
+            if not isinstance(value := getattr(self, name), kind):
+                accepted = f"a gw.{kind.__name__} or None"
+                raise invalid(name, type(value).__name__, accepted, f"write gw.{kind.__name__}()")
+        given = {**vars(self), **self.fields}
+        for name, (is_right, accepted, remedy) in _ACCEPTED.items():
+            if not is_right(value := given[name]):
+                value = type(value).__name__ if name in ("optimizer", "scaler") else value
+                raise invalid(name, value, accepted, remedy)
+        for name, remedy in _WHOLE_OR_NONE.items():
+            if given[name] is not None:
+                check_whole(name, given[name], remedy)
+        if (known := self.options.cluster) and known.ranks_per_host != ranks_per_host:
+            accepted = f"{ranks_per_host}, as many as share a host by mesh="
+            raise invalid("ranks a host of cluster", known.ranks_per_host, accepted, "give that")
+        return replace(self, exchange=exchange, ranks_per_host=ranks_per_host)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the options and of the failure policy."""
+        return {**vars(self.options), **vars(self.failure)}
+
+    @property
+    def patience(self) -> timedelta:
+        """The time-out, or the default where none was given that could be used."""
+        timeout = getattr(self.failure, "timeout", None)
+        return timeout if isinstance(timeout, timedelta) else DEFAULT_TIMEOUT
+
+    def choose_store(self) -> None:
+        """Has ranks meet in the store that was given; raises ``InvalidSetting`` if it is none."""
+        if (store := getattr(self.failure, "store", None)) is None:
+            return
+        if not isinstance(store, Store):
+            remedy = "write dist.TCPStore(host, port, is_master=rank == 0)"
+            raise invalid("store", store, "a torch.distributed store or None", remedy)
+        meet_in(store)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that was given in the place of an exchange."""
+        return plan_in(self.exchange)
+
+    @property
+    def pilot(self) -> Pilot | None:
+        """The pilot that was given in the place of an exchange."""
+        return pilot_in(self.exchange)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a plan asks that the next forward pass be overlapped."""
+        return self.plan is not None and self.plan.overlap_forward
+
+    @property
+    def asks_for_messages(self) -> bool:
+        """Whether a setting is given that only gradwire's own messages obey, and not DDP's."""
+        options, failure = self.options, self.failure
+        given = (options.bucket_cap_mb, options.num_channels, options.backend)
+        checks = failure.check_every not in (None, DEFAULT_CHECK_EVERY)
+        return given != (None, None, "auto") or checks or failure.timeout != DEFAULT_TIMEOUT
+
+    @property
+    def channels(self) -> int:
+        """The number of messages that may be on their way at once."""
+        if (plan := self.plan) is not None:
+            return min(plan.credit, max(1, len(plan.messages)))
+        given = self.options.num_channels
+        return DEFAULT_CHANNELS if given is None else given
+
+
+def _is(kind: Any, fits: Callable[[Any], bool] = lambda given: True) -> Callable[[Any], bool]:
+    return lambda given: isinstance(given, kind) and (given is None or fits(given))
+
+
+_CAP = _is(int | float | None, lambda given: 0 < given < math.inf)
+_SOME = _is(int | None, lambda given: given >= 1)
+_COUNT = _is(int, lambda given: given >= 0)
+_LASTS = _is(timedelta, lambda given: given > timedelta(0))
+_LOAD = "read a file with gw.Cluster.load"
+_SHRINK = "write 'shrink' to continue without lost ranks"
+_ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
+    "bucket_cap_mb": (_CAP, "a positive number or None", "leave it out"),
+    "num_channels": (_SOME, "an integer of at least 1", "write 4"),
+    "trace_steps": (_COUNT, "an integer of at least 0", "write 4"),
+    "optimizer": (_is(Optimizer | None), "a torch.optim.Optimizer or None", "pass yours"),
+    "scaler": (_is(GradScaler | None), "a torch.amp.GradScaler or None", "pass the loss's scaler"),
+    "checksums": (_is(bool), "True or False", "leave it out"),
+    "on_failure": (("end", "shrink").__contains__, "'end' or 'shrink'", _SHRINK),
+    "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
+    "cluster": (
+        lambda given: getattr(given, "tells_rate", given is None),
+        *("a gw.Cluster whose all-reduce takes longer for more bytes, or None", _LOAD),
+    ),
+    "compress_if": (callable, "a function of name and parameter", "leave it out"),
+    "timeout": (_LASTS, "a positive timedelta", "write timedelta(minutes=5)"),
+}
+"""The values that each setting may have, and the remedy where it has another one."""
+_WHOLE_OR_NONE = {"guard_every": "leave it out", "check_every": "write None for no checks"}
+
+
+def plan_in(given: object) -> Plan | None:
+    """A plan itself, None for anything else; for an exchange no module of plans is loaded."""
+    if isinstance(given, Exchange):
+        return None
+    from ..planning.data.plan import Plan
+
+    return given if isinstance(given, Plan) else None
+
+
+def pilot_in(given: object) -> Pilot | None:
+    """A pilot itself, None for anything else; for an exchange no module of pilots is loaded."""
+    if isinstance(given, Exchange):
+        return None
+    from .controls import Pilot
+
+    return given if isinstance(given, Pilot) else None
+
+
+def algorithm(exchange: Exchange | Plan | Pilot) -> str:
+    """A text for what gives saved state its meaning: an exchange, or those that a plan uses.
+
+    State that was saved under a pilot means the same whatever plan was in force: it is moved to
+    another by name.
+    """
+    if isinstance(exchange, Exchange):
+        return repr(exchange)
+    texts = sorted({repr(one) for one in exchanges_in(exchange)})
+    return f"plan of {', '.join(texts)}" if texts else "whatever a pilot chooses"
+
+
+def exchanges_in(given: object) -> list[Exchange]:
+    """An exchange itself, those that a plan uses, none for a pilot."""
+    if isinstance(given, Exchange):
+        return [given]
+    if (plan := plan_in(given)) is None:
+        return []
+    from ..exchange.planned import exchanges_of
+
+    used = {message.exchange for message in plan.messages}
+    return [one for name, one in exchanges_of(plan).items() if name in used]
+
+
+def resolve(given: Any) -> Exchange | Plan | Pilot:
+    """The exchange, the plan or the pilot that a user's argument stands for.
+
+    A path that is an algorithm's name stands for the algorithm: jsonargparse, and with it
+    ``LightningCLI``, may make a path of any text.
+    """
+    kinds = {kind: names(kind) for kind in ("compress", "pilot", "planner")}
+    known = {name for found in kinds.values() for name in found}
+    if isinstance(given, Path) and str(given) in known:
+        given = str(given)
+    if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
+        from ..planning.data.plan import Plan
+
+        given = Plan.load(given)
+    if isinstance(given, str):
+        if given not in known:
+            for kind in kinds:
+                KINDS[kind].refuse_elsewhere(given)
+            raise UnknownName("compressor, planner or pilot", given, known)
+        of = [kind for kind in ("compress", "collective", "planner") if given in names(kind)]
+        if given in kinds["pilot"]:
+            given = load("pilot", given)()
+        elif len(of) > 1:
+            words = " and of a ".join(KINDS[kind].word for kind in of)
+            accepted = f"one algorithm, and this is the name of a {words}"
+            remedy = (
+                f"write gw.plan({given!r}, profile, cluster), or gw.pair(compressor, collective)"
+            )
+            raise invalid("exchange", given, accepted, remedy)
+        elif of == ["planner"]:
+            given = load("pilot", "by_planner")(given)
+        else:
+            given = load("compress", given)()
+    if isinstance(given, Exchange) and given.ranks_per_host != 1:
+        accepted = "an exchange without hosts, which attach takes from mesh="
+        raise invalid("exchange", given, accepted, "give the exchange inside, and mesh=")
+    if isinstance(given, Compressor | Exchange):
+        return exchange_for(given)
+    for found in (plan_in(given), pilot_in(given)):
+        if found is not None:
+            return found
+    raise invalid(
+        "exchange",
+        given,
+        "a compressor, an exchange, a plan, the name of a compressor or a planner, a plan's file, "
+        "or 'auto'",
+        with_brackets(
+            given,
+            "write gw.attach(model, gw.compress.topk(density=0.01)), make one by gw.pair, or "
+            "derive your own from gw.Exchange",
+        ),
+    )
+
+
+def trained(model: nn.Module) -> list[NamedParam]:
+    """Parameters that require a gradient, shared ones once, in order of registration."""
+    inner: nn.Module = model
+    ignored: Collection[str] = ()
+    if isinstance(model, DistributedDataParallel):
+        # What DDP was told to ignore never comes to its hook: a step would wait for it for ever.
+        inner, ignored = model.module, model.parameters_to_ignore
+    params: list[NamedParam] = [
+        (name, p) for name, p in inner.named_parameters() if p.requires_grad and name not in ignored
+    ]
+    if not params:
+        raise InvalidSetting(
+            "the model has no parameter that requires a gradient; nothing would be exchanged: "
+            "attach after requires_grad is set"
+        )
+    for name, p in params:
+        if p.dtype.to_real() not in DTYPES:
+            accepted = f"{DTYPE_NAMES}, or complex numbers of these"
+            raise invalid(f"dtype of parameter {name}", p.dtype, accepted, "freeze it")
+        refuse_grad_dtype(name, p, getattr(p, "grad_dtype", p.dtype))
+    sparse = sparse_weights(inner)
+    rows = [one for one in params if id(one[1]) in sparse]
+    refuse_complex(rows, "for rows (sparse=True)", "build its embedding with sparse=False")
+    return params
+
+
+LEAST_TABLE_BYTES = 2**18
+"""The smallest embedding's table whose gradient may travel by rows, in bytes.
+
+Below it, telling the other ranks how many rows are non-zero costs more than sending zeros could: a
+step of an LSTM on two ranks of one machine took 17 ms with a table of 64 KiB by rows, and 10 ms
+without.
+"""
+
+
+def tables(model: nn.Module) -> dict[int, int]:
+    """The row lengths, by id, of embeddings' parameters whose dense gradients may be mostly zero.
+
+    Parameters that another kind of module uses too, such as the layer before a softmax, are left
+    out, as are tables below ``LEAST_TABLE_BYTES``.
+    """
+    owners: dict[int, list[nn.Module]] = {}
+    weights: dict[int, Tensor] = {}
+    for module in model.modules():
+        for param in module._parameters.values():
+            if param is not None:
+                owners.setdefault(id(param), []).append(module)
+                weights[id(param)] = param
+    return {
+        key: weights[key].shape[1]
+        for key, modules in owners.items()
+        if all(isinstance(one, nn.Embedding | nn.EmbeddingBag) for one in modules)
+        and not any(one.sparse for one in modules)
+        and weights[key].numel() * weights[key].element_size() >= LEAST_TABLE_BYTES
+    }
+
+
+def sparse_weights(model: nn.Module) -> set[int]:
+    """The ids of embeddings' parameters with ``sparse=True``, whose gradients are row-sparse."""
+    return {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    }

@@ -1,0 +1,124 @@
+"""Groups: a process group of torch's for ranks that go on, whoever has left or come in.
+
+``dist.new_group`` does not serve. It names a group by the number of groups that this process knows,
+so ranks in different numbers of groups would wait for each other for ever. It takes ranks of the
+default group alone. Under torchcomms it refuses a call that not all ranks of the job make. Here the
+ranks name the group by what they have agreed on in the store. The group then stands in torch's
+tables, so ``dist.get_rank(group)``, ``DeviceMesh`` and others know its ranks.
+
+torch has no public way into its tables. Where one of them is missing, the group still carries
+collectives, and a warning says that torch does not know its ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+
+from ..device.devices import kind_of
+from ..transport.wire import Group, default_store, store_for
+
+_log = logging.getLogger("gradwire")
+ON_HOST = "cpu:gloo"
+"""The back ends of a group for host memory."""
+_TABLES = (
+    "pg_map",
+    "pg_names",
+    "pg_backend_config",
+    "pg_group_ranks",
+    "tags_to_pg",
+    "pg_to_tag",
+)
+_TYPES = dist.ProcessGroup.BackendType
+
+
+def open_group(
+    name: str, rank: int, world: int, timeout: timedelta, backends: str = ON_HOST
+) -> Group:
+    """Connects a process group, which torch does not know before ``register_group``.
+
+    Args:
+        name: A name that its ranks have agreed on and that is used once.
+        rank: This rank's place in the group.
+        world: The number of ranks.
+        timeout: The longest wait for another rank.
+        backends: The back end of each kind of device, as ``dist.get_backend_config`` writes them.
+            NCCL stays NCCL, and all others become gloo.
+    """
+    # By its own connection, as who never comes would keep the job's busy.
+    store = PrefixStore(f"gradwire/{name}", store_for(name).clone())
+    group = dist.ProcessGroup(store, rank, world)
+    default = _TYPES.GLOO
+    gloo: Any = None
+    for device, kind in _kinds(backends).items():
+        if kind == "nccl":
+            default = _TYPES.NCCL
+            own_store = PrefixStore(device.type, store)
+            accelerator = kind_of(device)
+            assert accelerator is not None, "NCCL serves no host memory"
+            nccl = accelerator.backend(own_store, rank, world, timeout)
+            group._register_backend(device, default, nccl)
+        else:
+            gloo = gloo or ProcessGroupGloo(store, rank, world, timeout)
+            group._register_backend(device, _TYPES.GLOO, gloo)
+    group._set_default_backend(default)
+    return group
+
+
+def _kinds(backends: str) -> dict[torch.device, str]:
+    """The back end of each kind of device; gloo for all that is not NCCL's."""
+    pairs = [one.split(":") for one in backends.split(",") if ":" in one]
+    kinds = {torch.device(device): kind for device, kind in pairs}
+    return {one: "nccl" if kind == "nccl" else "gloo" for one, kind in kinds.items()}
+
+
+def register_group(group: Group, name: str, ranks: Sequence[int], backends: str = ON_HOST) -> None:
+    """Tells torch of a group that was opened under ``name``, and the job's numbers of its ranks."""
+    kinds = {one.type: kind for one, kind in _kinds(backends).items()}
+    names = {*kinds.values()}
+    config = ",".join(f"{device}:{kind}" for device, kind in kinds.items())
+    _enter(group, f"gradwire/{name}", ranks, names.pop() if len(names) == 1 else config, config)
+
+
+def stand_outside(rank: int) -> None:
+    """Gives a process of no group the number ``rank`` in the job.
+
+    Its default group has this number, so ``dist.get_rank()`` returns it, and no connection: a
+    collective without ``group=`` raises.
+    """
+    store = default_store()
+    group = dist.ProcessGroup(store, rank, rank + 1)
+    _enter(group, "gradwire/newcomer", range(rank + 1), "undefined", "")
+    dist.distributed_c10d._update_default_pg(group)
+
+
+def _enter(group: Group, name: str, ranks: Sequence[int], backend: str, config: str) -> None:
+    """Writes a group into torch's tables, as ``dist.new_group`` does."""
+    c10d: Any = dist.distributed_c10d
+    world = vars(c10d).get("_world")
+    missing = [one for one in _TABLES if not hasattr(world, one)]
+    if missing:
+        _log.warning(
+            "torch %s does not know the ranks of handle.group: it lacks %s; "
+            "collectives work, and dist.get_rank(group) does not",
+            torch.__version__,
+            missing[0],
+        )
+        return
+    group._set_group_name(name)
+    group._set_group_desc(name)
+    tag = f"ptd:{name}"
+    world.pg_map[group] = (backend, PrefixStore(name, default_store()))
+    world.pg_names[group] = name
+    world.pg_backend_config[group] = config
+    world.pg_group_ranks[group] = {number: place for place, number in enumerate(ranks)}
+    world.pg_to_tag[group] = tag
+    for key in ("", tag):
+        world.tags_to_pg.setdefault(key, []).append(group)
+    c10d._register_process_group(name, group)

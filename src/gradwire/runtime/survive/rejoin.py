@@ -1,0 +1,315 @@
+"""Rejoin: a newcomer comes into a run between two steps, healed from rank 0, or stays out.
+
+Ranks meet it in the job's store, below ``gradwire/rejoin``. It compares its fingerprint with
+``run``, and is newcomer n by ``asked``. ``n/beat`` counts up while it lives. Rank 0 sees that and
+says so in the confirmation of a step (`synchroniser`), by which all ranks know it before the same
+next step. There rank 0 writes ``n/offer``, the place, and all connect anew beside the connections
+that they have. All agree on the newcomer (`membership`): each says that it is ready, or has a
+reason against it. Until then nothing of the present world has changed. ``n/over`` ends its asking.
+
+A newcomer takes over from rank 0 all that ranks share, bit for bit. These are parameters, buffers,
+the state of the optimizer and of the loss's scaler, and what the exchange keeps. A field of the
+exchange with a value for each element, such as a residual, is the rank's own. There a newcomer
+begins as before a first step, and the others scale theirs by new over old number of ranks, as
+``redistribute`` does: a mean over more ranks delivers less of each.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from ...errors import RankFailed, RanksDiffer, invalid
+from ..agreement.fingerprint import REFUSAL, Fingerprint, difference
+from ..engine.engine import Engine
+from ..engine.plain import packed, read_packed, receive
+from ..liveness.blame import IN_ATTACH
+from ..liveness.membership import Membership
+from ..liveness.pulse import PATIENCE_S, PERIOD_S, STORE_PATIENCE_S, Alarm, Stillness, said
+from ..state import checkpoint
+from ..step.messages import Message
+from ..transport.task_graph import is_interrupt
+from ..transport.wire import REJOINED, Group, in_background, meet_in, own_store
+from .groups import open_group, register_group, stand_outside
+
+
+class Healing(NamedTuple):
+    """The parts of one attached model's training that all ranks share.
+
+    ``tensors`` returns parameters and buffers. ``fingerprint`` is what a newcomer must share.
+    """
+
+    tensors: Callable[[], list[Tensor]]
+    optimizer: Optimizer | None
+    scaler: GradScaler | None
+    timeout: timedelta
+    fingerprint: str
+
+    def packed(self, messages: Sequence[Message]) -> Tensor:
+        """All of it as bytes in host memory."""
+        optimizer, scaler = self[1:3]
+        kept = checkpoint.collect(messages)
+        _, kept["params"] = checkpoint.parted(kept["params"])
+        parts = {
+            "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
+            "optimizer": optimizer and optimizer.state_dict(),
+            "scaler": scaler and scaler.state_dict(),
+            "exchange": kept,
+        }
+        return packed(parts)
+
+    def take_over(self, data: Any, messages: Sequence[Message]) -> None:
+        """Puts what ``packed`` has made on another rank in this one's place."""
+        parts = read_packed(data)
+        with torch.no_grad():
+            for tensor, found in zip(self.tensors(), parts["tensors"], strict=True):
+                tensor.copy_(found)
+        for owner, state in (self.optimizer, parts["optimizer"]), (self.scaler, parts["scaler"]):
+            if owner is not None:
+                owner.load_state_dict(state)
+        checkpoint.move(parts["exchange"], messages)
+
+
+_GO = "go"
+_POLL_S = 0.02
+_PLACE = Membership(REJOINED, 0, 1)
+"""The membership under whose name a run and those that come in meet."""
+
+
+class Lookout:
+    """Rank 0's look-out for newcomers, on a thread of its own: no step waits for it.
+
+    ``number`` is that of the newcomer that has waited longest; 0 where none waits and lives.
+    """
+
+    def __init__(self, fingerprint: str) -> None:
+        self.number, self._fingerprint, self._stop = 0, fingerprint, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gradwire lookout", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Shows the run no more, to which nobody can come any more."""
+        self._stop.set()
+        self._thread.join(PERIOD_S)
+
+    def _watch(self) -> None:
+        with suppress(dist.DistError):  # the pulse says that the store is lost
+            store, beats = own_store(REJOINED), dict[int, int]()
+            store.set("run", self._fingerprint)
+            while not self._stop.wait(PERIOD_S):
+                asked = range(1, store.add("asked", 0) + 1)
+                waiting = [n for n in asked if not store.check([f"{n}/over"])]
+                now = {n: store.add(f"{n}/beat", 0) for n in waiting}
+                self.number = min((n for n in now if now[n] > beats.get(n, now[n])), default=0)
+                beats = now
+            store.delete_key("run")
+
+
+class Offer(NamedTuple):
+    """Newcomer ``number``'s place: it begins with ``step``, and is the last of ``labels``, which
+    are the numbers of its ranks in the job."""
+
+    number: int
+    labels: list[int]
+    step: int
+
+    def who(self, rank: int) -> Membership:
+        """A rank among those that the newcomer is one of."""
+        labels = tuple(self.labels)
+        return Membership(f"{REJOINED} {self.number}", rank, len(labels), labels)
+
+
+def come_together(
+    offer: Offer,
+    connect: Callable[[Membership], Engine],
+    heal: Callable[[Engine], None],
+    timeout: timedelta,
+    old: Engine | None = None,
+) -> tuple[Engine, Group] | str:
+    """An engine and a group of all ranks and the newcomer, or the reason why it stays out.
+
+    All ranks get the same. ``old`` is the world that they go on in where it stays out; the newcomer
+    has none. ``heal`` is called with the new engine on each.
+    """
+    who = offer.who(len(offer.labels) - 1 if old is None else old.rank)
+
+    def work() -> tuple[Engine, Group]:
+        if old is not None and old.rank == 0:
+            own_store(REJOINED).set(f"{offer.number}/offer", json.dumps(offer[1:]))
+        engine = connect(who)
+        opened.callback(engine.close)
+        group = open_group(f"{who.name}/group", who.rank, who.world, timeout)
+        heal(engine)
+        return engine, group
+
+    opened, verdict = ExitStack(), ""
+    working: Future[tuple[Engine, Group]] = in_background(work)
+    try:
+        verdict = _judged(offer, who, working, timeout, old)
+    finally:
+        if verdict != _GO:  # whoever saw the connections close before would give that as the reason
+            working.add_done_callback(lambda _: opened.close())
+    ended = working.exception() if working.done() else None
+    if verdict != _GO and (ended is None or not is_interrupt(ended)):
+        return verdict
+    engine, group = working.result()
+    if old is None:
+        stand_outside(offer.labels[-1])
+    register_group(group, f"{who.name}/group", who.ranks)
+    return engine, group
+
+
+def _judged(
+    offer: Offer, who: Membership, working: Future[Any], timeout: timedelta, old: Engine | None
+) -> str:
+    """The verdict of all ranks on a newcomer; this one is ready once ``working`` has ended well."""
+    place, beat, reason = cache(partial(own_store, REJOINED)), Stillness(), ""
+
+    def own() -> str | None:  # called in a thread that may wait for the store
+        nonlocal reason
+        if beat.read(place().add(f"{offer.number}/beat", 0)) > PATIENCE_S:
+            reason = reason or "it shows no sign of life"
+        if working.done():
+            return _GO if (error := working.exception()) is None else said(error)
+        return reason or None
+
+    def look(absent: object, found: Mapping[int, Any]) -> bool:
+        nonlocal reason
+        try:
+            if old is not None:
+                old.check()
+                old.refuse_silence(offer.step)  # nothing is sent there now that could fail
+        except RankFailed as failure:
+            reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
+        return bool(reason) or any(told != _GO for told in found.values())
+
+    def decide(found: Mapping[int, Any]) -> str:
+        reasons = [t if isinstance(t, str) else t[REFUSAL] for t in found.values() if t != _GO]
+        late = f"not all ranks were ready within {timeout}"
+        return reasons[0] if reasons else _GO if len(found) == who.world else late
+
+    def close() -> None:
+        place().set(f"{offer.number}/over", "")
+        if verdict != _GO:  # whoever still connects hears it by the pulse
+            alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out").encoded()
+            own_store(who.name).compare_set("alarm", "", alarm)
+
+    what = "a newcomer's attach"
+    verdict = who.agree(own, decide, timeout, what=what, look=look, is_partial=True)
+    in_background(close)
+    return verdict
+
+
+class Newcomer:
+    """This process on its way into a run whose ranks meet in ``store``.
+
+    ``seconds`` is the time that it took.
+    """
+
+    group: Group
+    offer: Offer
+
+    def __init__(
+        self, store: Store, on_failure: str, optimizer: Optimizer | None, places: tuple[object, ...]
+    ) -> None:
+        is_alone = not dist.is_initialized() and all(place is None for place in places)
+        kinds = on_failure, type(optimizer).__name__
+        has_all = on_failure == "shrink" and isinstance(optimizer, Optimizer)
+        for is_right, name, given, accepted, remedy in (
+            (isinstance(store, Store), "rejoin", store, "the job's store", _STORE),
+            (is_alone, "rejoin", "one of a group", "given in a process of no group", _ALONE),
+            (has_all, "rejoin", kinds, "beside on_failure='shrink' and an optimizer", _BOTH),
+        ):
+            if not is_right:
+                raise invalid(name, given, accepted, remedy)
+        meet_in(store)
+        self._start_s, self.seconds = time.monotonic(), 0.0
+
+    def ask(self, own: Fingerprint, timeout: timedelta) -> Membership:
+        """This process's place in the run; raises ``RanksDiffer`` or ``RankFailed`` without one."""
+        patience = patience_of(timeout)
+        self.offer = _PLACE.ask(lambda store: self._asked(store, own, timeout), patience)
+        return self.offer.who(len(self.offer.labels) - 1)
+
+    def enter(
+        self,
+        connect: Callable[[Membership], Engine],
+        healing: Healing | None,
+        messages: Sequence[Message],
+    ) -> Engine:
+        """Connects, takes over what ranks share, and hears the verdict."""
+        assert healing is not None, "refused without on_failure='shrink'"
+
+        def heal(engine: Engine) -> None:
+            healing.take_over(receive(0, engine.routes.first_channel), messages)
+
+        found = come_together(self.offer, connect, heal, healing.timeout)
+        if isinstance(found, str):
+            raise _stays_out(found)
+        engine, self.group = found
+        self.seconds = time.monotonic() - self._start_s
+        return engine
+
+    def _asked(self, store: Any, own: Fingerprint, timeout: timedelta) -> Offer:
+        end_s = time.monotonic() + timeout.total_seconds()
+        while not store.check(["run"]):
+            if time.monotonic() > end_s:
+                raise RankFailed(
+                    f"no running job was found in this store within {timeout}; "
+                    "pass the store of a job whose ranks train with on_failure='shrink'"
+                )
+            time.sleep(_POLL_S)
+        if differs := difference(json.loads(store.get("run")), json.loads(json.dumps(own))):
+            raise RanksDiffer(
+                f"the run and this newcomer do not train the same thing: {differs}; start it with "
+                "the run's model, settings and versions"
+            )
+        end_s = time.monotonic() + patience_of(timeout).total_seconds()
+        number = store.add("asked", 1)
+        in_background(lambda: _live(number))
+        offer = f"{number}/offer"
+        while not store.check([offer]):
+            if time.monotonic() > end_s:
+                store.set(f"{number}/over", "")
+                raise _stays_out(f"no place was offered within {patience_of(timeout)}")
+            time.sleep(_POLL_S)
+        return Offer(number, *json.loads(store.get(offer)))
+
+
+def patience_of(timeout: timedelta) -> timedelta:
+    """The time in which a run offers a place.
+
+    It may have a stopped rank, whose time-out comes first. Then its ranks meet, and end a step.
+    """
+    return 2 * timeout + timedelta(seconds=STORE_PATIENCE_S)
+
+
+_STORE = "write dist.TCPStore(host, port) with the job's MASTER_ADDR and MASTER_PORT"
+_ALONE = "leave out group=, shards= and mesh=, and init_process_group(): the run has its ranks"
+_BOTH = "give both, here and on all ranks, as the optimizer's state is sent"
+
+
+def _live(number: int) -> None:
+    """Shows that this newcomer lives, until its asking is over."""
+    store = own_store(REJOINED)
+    while not store.check([f"{number}/over"]):
+        store.add(f"{number}/beat", 1)
+        time.sleep(PERIOD_S / 2)
+
+
+def _stays_out(why: str) -> RankFailed:
+    return RankFailed(f"this process could not join: {why}; the running ranks continue without it")

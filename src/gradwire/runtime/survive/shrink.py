@@ -1,0 +1,464 @@
+"""Shrink: ranks go on without those that are lost, under an unchanged training loop.
+
+When a rank is lost the others agree on the steps that count (`meet`), undo what does not
+(`messages`), connect anew and go on in a smaller world. Every survivor's backward pass raises
+``RanksLost`` in the same step, the first that does not count, and the loop repeats that step.
+Residuals keep their weight: a mean over fewer ranks delivers more of each, so they are scaled by
+new over old number of ranks. The lost ranks' residuals are lost with them. Each entry of
+``stats()["left"]`` has the ``ranks`` by their numbers in the job, the ``step`` that was
+repeated, ``residual_norms`` as the ranks last told them, ``norms_after_steps``, and the
+``seconds`` from the notice to going on. Those of ``stats()["joined"]`` have a newcomer's ``rank``,
+the ``step`` that it began with, and the ``seconds`` that it took.
+
+Survivors meet in the job's store, as the connections among them are broken. The first one that has
+heard of all others, or knows that the rest is gone, writes whose word counts, and all decide by
+that. A rank that comes too late finds itself left out.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ...contract.spec import NamedParam
+from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost
+from ..engine.engine import Engine
+from ..engine.plain import send
+from ..liveness.membership import ALONE, Membership
+from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S, Alarm, listed, said
+from ..state import checkpoint
+from ..step.messages import Message
+from ..step.progress import Progress
+from ..step.synchroniser import StepReport
+from ..transport.wire import Group, has_store, in_background
+from .groups import open_group, register_group
+from .rejoin import Healing, Lookout, Newcomer, Offer, come_together
+
+
+class Attached(Protocol):
+    """The handle of a model, as far as it hears of ranks that leave and come."""
+
+    group: Any
+    left: list[dict[str, Any]]
+    joined: list[dict[str, Any]]
+
+    def go_on_in(self, group: Group | None) -> None:
+        """Belongs to a group of other ranks from now on."""
+
+
+class Counted(NamedTuple):
+    """The steps that a rank has ended for certain, those that it could count at most, and whether
+    it is in a step."""
+
+    least: int
+    most: int
+    is_open: bool = False
+
+
+class Survivors(NamedTuple):
+    """The ranks that go on, ascending, and the number of steps that count on all of them."""
+
+    ranks: tuple[int, ...]
+    num_steps: int
+    is_torn: bool = False
+    """Whether a rank is in a step that does not count."""
+
+
+def decided(counted: Mapping[int, Counted], *, repeats: bool = False) -> Survivors | None:
+    """The decision by what all survivors told, the same whoever makes it; None if there is none.
+
+    A step counts if every survivor has it. Where the loop ``repeats`` it anyway, for another model,
+    it counts only if a rank has ended it. No rank has ended one that another lacks, as ranks wait
+    for each other's word (`synchroniser`), unless memory or the program of one is damaged.
+
+    >>> decided({0: Counted(7, 7), 2: Counted(6, 7)})
+    Survivors(ranks=(0, 2), num_steps=7, is_torn=False)
+    >>> decided({0: Counted(6, 7), 2: Counted(6, 6)}).num_steps
+    6
+    >>> decided({0: Counted(6, 7), 2: Counted(6, 7)}, repeats=True).num_steps
+    6
+    """
+    ended = max(one.least for one in counted.values())
+    whole = min(one.most for one in counted.values())
+    if ended > whole:
+        return None
+    agreed = ended if repeats else whole
+    is_torn = any(one.is_open and one.least == agreed for one in counted.values())
+    return Survivors(tuple(sorted(counted)), agreed, is_torn)
+
+
+def meet(
+    engine: Engine, failure: RankFailed, counted: Counted, *, repeats: bool = False
+) -> Survivors | None:
+    """The survivors' decision; None where there is none or it leaves this rank out.
+
+    It waits for ranks that live, for the engine's time-out at most, and for none that ``failure``
+    names. The store must answer within ``STORE_PATIENCE_S``: with its host, nobody can decide.
+    """
+    end_s = time.monotonic() + STORE_PATIENCE_S
+    while not engine.signs():
+        if engine.store_is_lost or time.monotonic() > end_s:
+            return None
+
+    def are_gone(absent: Sequence[int], found: object) -> bool:
+        signs = engine.signs()
+        return bool(signs) and all(signs[rank].still_s > PATIENCE_S for rank in absent)
+
+    def decide(found: Mapping[int, Any]) -> Survivors | None:
+        counts = {rank: Counted(*told) for rank, told in found.items()}
+        return decided(counts, repeats=repeats)
+
+    who = engine.who.beside("left")
+    due = {*range(engine.world)} - {*who.in_group(failure.ranks)}
+    try:
+        verdict = who.agree(
+            counted, decide, engine.timeout, due=due, look=are_gone, is_partial=True
+        )
+    except RankFailed:  # the store is lost
+        return None
+    return verdict if verdict is not None and engine.rank in verdict.ranks else None
+
+
+_log = logging.getLogger("gradwire")
+_shrinking: WeakSet[Shrinking] = WeakSet()
+"""The attached models of this process that go on without lost ranks."""
+_GROUP_S = 30.0
+"""Seconds that torch.distributed may take for the survivors' process group."""
+
+
+class Shrinking:
+    """The survival of one attached model.
+
+    ``make_messages`` makes the model's messages for other ranks. ``left`` tells, for the handle's
+    ``stats()``, who left and when; ranks are numbered there as they were at attach.
+    """
+
+    def __init__(
+        self,
+        handle: Attached,
+        progress: Progress,
+        params: list[NamedParam],
+        make_messages: Callable[[Membership], Sequence[Message]],
+        undo: ExitStack,
+        healing: Healing | None,
+        newcomer: Newcomer | None,
+    ) -> None:
+        self._handle, self._progress, self._params = weakref.ref(handle), progress, params
+        self._make_messages, self._undo = make_messages, undo
+        engine = self._engine
+        self._name = engine.who.name
+        self._ranks = [*engine.who.in_job(range(engine.world))]
+        """The numbers in the job of the ranks that go on."""
+        self._last_newcomer = 0
+        self._num_labels = dist.get_world_size() if dist.is_initialized() else engine.world
+        self._due: RanksLost | None = None
+        self._undoes = self._is_torn = False
+        self._look_after(engine)
+        self.left: list[dict[str, Any]] = []
+        self.joined: list[dict[str, Any]] = []
+        handle.left, handle.joined = self.left, self.joined
+        self._report.confirms = True
+        self._healing = healing
+        if newcomer is not None:
+            self._last_newcomer = newcomer.offer.number
+            progress.go_on_from(newcomer.offer.step)
+            self._note_newcomer(newcomer.offer, newcomer.seconds)
+        self._lookout: Lookout | None = None
+        self._means: list[Tensor | None] = []
+        _shrinking.add(self)
+        undo.callback(_shrinking.discard, self)
+
+    @property
+    def _engine(self) -> Engine:
+        return self._progress.synchroniser.engine
+
+    @property
+    def _report(self) -> StepReport:
+        return self._progress.synchroniser.report
+
+    def before_step(self) -> None:
+        """Raises what could not be raised yet, as a step counted, or another model had the loss."""
+        if self._due is not None:
+            self._raise_due(None)
+        self._look_out()
+        newcomer = self._report.newcomer
+        if newcomer not in (0, self._last_newcomer):
+            self._last_newcomer = newcomer
+            self._admit(Offer(newcomer, [*self._ranks, self._num_labels], self._progress.step))
+
+    def _raise_due(self, cause: RankFailed | None) -> None:
+        """Raises the loss, once for all models of this process: one step of the loop has them."""
+        due = self._due
+        for one in _shrinking:
+            one._due = None
+        assert due is not None, "a model that has lost a rank says so"
+        self._drop_gradients()
+        raise due from cause
+
+    def _drop_gradients(self) -> None:
+        for _, param in self._params:
+            param.grad = None
+
+    def failed(self, failure: RankFailed) -> None:
+        """Goes on without the ranks that are lost, or raises ``failure`` where that cannot be.
+
+        Raises ``RanksLost`` where the step does not count. Where it does, it is ended, and the next
+        one raises. All models that have lost a rank go on now, as one rank may be in a step of this
+        model, and another rank in a step of the next model.
+        """
+        lost = {*failure.ranks}
+        who = self._engine.who
+        is_final = isinstance(failure, RanksLost | LoopMistake)
+        if is_final or not lost or lost.issuperset(who.in_job([who.rank])):
+            raise failure
+        self._go_on_together(failure)
+        if self._progress.synchroniser.open:  # only its wait was ended, by another model's loss
+            try:
+                self._progress.finish()
+            except RankFailed as later:
+                self.failed(later)
+
+    def _go_on_together(self, failure: RankFailed) -> None:
+        """Goes on in all models that ``failure`` concerns; raises where a step is to be repeated.
+
+        Models that have lost a rank come first. If a step of theirs does not count, it is repeated,
+        and with it the steps of all other models: the loop makes them together.
+        """
+        num_steps = self._progress.step
+        lost = {*failure.ranks}
+        gc.collect()  # else a model that was dropped counts on ranks that have not collected it yet
+        every = sorted(_shrinking, key=lambda one: one._name)  # in one order on all ranks
+        for one in every:
+            one._engine.interrupt(None)
+        models = [one for one in every if lost.intersection(one._ranks)]
+        torn = [one for one in _all_lose(models, failure) if one._undoes]
+        is_torn = any(one._is_torn for one in models)
+        others = [one for one in every if one not in models and one._engine.world > 1]
+        beside = [one for one in others if is_torn or one._engine.has_failed]
+        torn += [one for one in _all_lose(beside, failure) if one._undoes]
+        stands = self._progress.step == num_steps and self in (*models, *beside)
+        if torn or stands:
+            due = next(one for one in (self, *torn, *models) if one._due is not None)
+            due._raise_due(failure)
+        for one in beside:
+            one._due = None
+
+    def _break_off(self, failure: RankFailed) -> None:
+        """Tells this model's other ranks, who may wait in it for a rank that has left it."""
+        engine = self._engine
+        lost = engine.who.in_group(failure.ranks)
+        numbers = {*engine.who.in_job(lost)}
+        beyond = tuple(rank for rank in failure.ranks if rank not in numbers)
+        text = f"rank {listed(failure.ranks)} of the job was lost in a step of another model"
+        alarm = Alarm(lost, self._progress.step, text, failure.exit_code, beyond)
+        engine.break_off(alarm, "by that model")
+
+    def _look_after(self, engine: Engine) -> None:
+        """Has a failure of this model end waits in other models: ranks wait for each other there.
+
+        The engine's threads must not keep the model alive, to which this object leads.
+        """
+        this = weakref.ref(self)
+
+        def tell(error: BaseException) -> None:
+            if isinstance(error, RankFailed) and error.ranks:
+                for one in [*_shrinking]:
+                    if this() not in (one, None):
+                        one._engine.interrupt(error)
+
+        engine.on_failure = tell
+
+    def _lose(self, failure: RankFailed) -> None:
+        """Goes on without lost ranks, and notes whether that undoes a step here, or on any rank.
+
+        A model that has lost none goes on among the same ranks, for a step that is repeated.
+        """
+        engine, synchroniser, start_s = self._engine, self._progress.synchroniser, time.monotonic()
+        num_steps, is_open = self._progress.step, synchroniser.open
+        own = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
+        has_lost = not {*failure.ranks}.isdisjoint(self._ranks)
+        decision = meet(engine, failure, own, repeats=not has_lost)
+        if decision is None or not decision.ranks:
+            raise failure
+        counts = decision.num_steps > num_steps
+        if counts:
+            self._progress.put_means()
+        self._due = self._note(engine, decision, failure)
+        self._is_torn = decision.is_torn
+        self._undoes = is_open and not counts
+        self._go_on(failure, decision, undoes=self._undoes)
+        _log.warning("%s", self._due)
+        if len(decision.ranks) < engine.world:
+            self.left[-1]["seconds"] = time.monotonic() - start_s
+
+    def _note(self, engine: Engine, decision: Survivors, failure: RankFailed) -> RanksLost:
+        """Notes who left; returns the error that says so."""
+        records, gone = self._report.records, {*range(engine.world)} - {*decision.ranks}
+        if not gone:
+            return RanksLost(
+                f"rank {listed(failure.ranks)} is lost, in another model; "
+                "repeat the step, from zero_grad() on",
+                ranks=failure.ranks,
+                step=decision.num_steps,
+            )
+        told = {self._ranks[r]: records[r] for r in sorted(gone)}
+        self.left.append(
+            {
+                "ranks": tuple(told),
+                "step": decision.num_steps,
+                "residual_norms": tuple(one.norm for one in told.values()),
+                "norms_after_steps": tuple(one.num_steps for one in told.values()),
+            }
+        )
+        norms = ", ".join(f"{one.norm:.3g} after {one.num_steps} steps" for one in told.values())
+        return RanksLost(
+            f"rank {', '.join(map(str, told))} is lost in step {decision.num_steps}, with "
+            f"residuals whose norm was {norms}; {len(decision.ranks)} ranks go on: repeat the "
+            "step, from zero_grad() on",
+            ranks=tuple(told),
+            step=decision.num_steps,
+        )
+
+    def _go_on(self, failure: RankFailed, decision: Survivors, *, undoes: bool) -> None:
+        """Connects the survivors and moves the state of exchanges over."""
+        old, synchroniser = self._engine, self._progress.synchroniser
+        old.close()  # nobody writes into gradients or state now; what waits for peers is abandoned
+        synchroniser.streams.catch_up()
+        if undoes:
+            synchroniser.undo()
+            self._drop_gradients()  # some may be means of the step that does not count
+        saved = checkpoint.collect(self._progress.messages)
+        begun = checkpoint.begun_step(self._progress.messages)
+        for state in (saved, begun.saved):
+            checkpoint.scale(state, len(decision.ranks) / old.world, checkpoint.is_residual)
+        try:
+            engine, group = self._connected(old, decision)
+            self._move(saved, engine, group, begun)
+        except (GradwireError, RuntimeError, TimeoutError) as error:
+            text = f"{failure}; the others cannot go on: {said(error)}"
+            raise RankFailed(text, ranks=failure.ranks, step=failure.step) from error
+        self._ranks = [self._ranks[rank] for rank in decision.ranks]
+
+    def _move(
+        self,
+        saved: Mapping[str, Any],
+        engine: Engine,
+        group: Group | None,
+        begun: checkpoint.BegunStep | None = None,
+    ) -> None:
+        """Goes on among the ranks of ``engine``, from the state that was collected."""
+        messages = self._make_messages(engine.who)
+        checkpoint.move(saved, messages, begun)
+        self._progress.synchroniser.go_on(engine, messages)
+        self._look_after(engine)
+        if (handle := self._handle()) is not None:
+            weakref.finalize(handle, engine.finish_and_close)
+            handle.go_on_in(group)
+
+    def _look_out(self) -> None:
+        """Has rank 0 look out for newcomers, once for all models, in the store if there is one."""
+        healing = self._healing
+        if self._engine.rank or healing is None:
+            return
+        if has_store() and not any(one._lookout for one in _shrinking):
+            self._lookout = Lookout(healing.fingerprint)
+            self._undo.callback(self._lookout.close)
+            weakref.finalize(self._handle(), self._lookout.close)
+        self._report.look = self._seen
+
+    def _seen(self) -> int:
+        """The number of the newcomer that waits; notes the means that this step leaves."""
+        number = 0 if self._lookout is None else self._lookout.number
+        self._means = [param.grad for _, param in self._params] if number else []
+        return number
+
+    def _admit(self, offer: Offer) -> None:
+        """Takes a newcomer in where all ranks agree, else goes on as before."""
+        start_s, old, synchroniser = time.monotonic(), self._engine, self._progress.synchroniser
+        synchroniser.streams.catch_up()
+        heal = self._healer(offer) if old.rank == 0 else lambda engine: None
+        found = come_together(offer, self._connect, heal, old.timeout, old)
+        if isinstance(found, str):
+            _log.warning("a new process could not join at step %d: %s", offer.step, found)
+            return
+        engine, group = found
+        old.close()
+        self._undo.callback(engine.close)
+        saved = checkpoint.collect(self._progress.messages)
+        checkpoint.scale(saved, engine.world / old.world)
+        self._move(saved, engine, group)
+        synchroniser.forget_steps()  # of gradients that the loop has dropped
+        self._note_newcomer(offer, time.monotonic() - start_s)
+
+    def _note_newcomer(self, offer: Offer, seconds: float) -> None:
+        self._ranks, self._num_labels = offer.labels, offer.labels[-1] + 1
+        self.joined.append({"rank": offer.labels[-1], "step": offer.step, "seconds": seconds})
+        _log.warning("rank %d has joined at step %d", offer.labels[-1], offer.step)
+
+    def _healer(self, offer: Offer) -> Callable[[Engine], None]:
+        """The way to send the newcomer what it lacks; raises where none can come in now."""
+        healing, why = self._healing, ""
+        assert healing is not None
+        pairs = zip(self._params, self._means, strict=False)
+        if any(p.grad is mean is not None and mean.count_nonzero() for (_, p), mean in pairs):
+            why = "exchanged gradients add up, of which it lacks the first; write no_sync() there"
+        if len(_shrinking) > 1:
+            why = "several models are attached, and a newcomer can join only one"
+
+        def heal(engine: Engine) -> None:  # where it fails, all ranks hear it by the verdict
+            if why:
+                raise InvalidSetting(why)
+            data = healing.packed(self._progress.messages)
+            send(data, engine.world - 1, engine.routes.first_channel)
+
+        return heal
+
+    def _connect(self, who: Membership) -> Engine:
+        old = self._engine
+        return Engine(
+            who,
+            num_channels=old.num_channels,
+            timeout=old.timeout,
+            on_span=self._progress.recorder.add,
+            checksums=old.routes.checksums,
+        )
+
+    def _connected(self, old: Engine, decision: Survivors) -> tuple[Engine, Group]:
+        """A new engine, and a process group of torch.distributed, of the survivors."""
+        world = len(decision.ranks)
+        ranks = old.who.in_job(decision.ranks)
+        # Not within the old name: whatever lies there is deleted once all old ranks have left.
+        name = f"{old.who.name}, {world} after {decision.num_steps}"
+        who = Membership(name, decision.ranks.index(old.rank), world, ranks)
+        engine = self._connect(who if world > 1 else ALONE._replace(ranks=ranks))
+        self._undo.callback(engine.close)
+        handle = self._handle()
+        known = dist.group.WORLD if handle is None else handle.group
+        if world == old.world:
+            return engine, known
+        backends = dist.get_backend_config(known)
+        name += "/group"
+        limit = timedelta(seconds=_GROUP_S)
+        making = in_background(lambda: open_group(name, who.rank, world, limit, backends))
+        group = making.result(_GROUP_S)
+        register_group(group, name, ranks, backends)
+        return engine, group
+
+
+def _all_lose(models: Sequence[Shrinking], failure: RankFailed) -> Sequence[Shrinking]:
+    """Goes on in models, whose other ranks are all told before any of them is waited for."""
+    for one in models:
+        one._break_off(failure)
+    for one in models:
+        one._lose(failure)
+    return models

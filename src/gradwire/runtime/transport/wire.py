@@ -1,0 +1,562 @@
+"""Verbs on torch.distributed: the only place where a text's bytes meet a process group.
+
+A rank notes what it did last on the network, and writes that to a file when its run fails. Where
+ranks of a job wait for each other, their records side by side say which verb one of them has
+launched, started or done, and another has not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
+
+from ...contract.files import write_anew
+from ...contract.room import Room
+from ...contract.travel import sent_bytes
+from ...contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Among,
+    Broadcast,
+    Communication,
+    Compute,
+    Recv,
+    ReduceScatter,
+    Send,
+    Steps,
+    carried_out,
+    rewritten,
+)
+from ...errors import InvalidSetting
+from ..device.devices import kind_of
+from ..device.streams import SideStream
+from .task_graph import Once, Over, wall_clock
+
+if TYPE_CHECKING:
+    from .checksums import Seals
+
+Group = Any
+"""A torch.distributed process group."""
+Channel = Any
+"""A process group of gradwire's own: of gloo, or of a device's own back end."""
+_NUM_TAGS = 2**31
+AMONG_SHARDS = f" among {Among.SHARDS.value}"
+"""The end of the name of a communication among shards."""
+NUM_VERBS = 64
+"""The verbs that a record holds."""
+FOLDER = "GRADWIRE_RECORDS"
+"""The environment variable with the folder for records; the system's temporary one without it."""
+_log = logging.getLogger("gradwire")
+
+
+def open_channels(
+    name: str, rank: int, world: int, count: int, timeout: timedelta
+) -> list[Channel]:
+    """``count`` process groups of the same ranks, each for one message at a time.
+
+    They are gloo groups whatever the backend of the user's group is: what travels in them lies in
+    host memory (see `streams`; `backends` tells what takes another way).
+    ``name`` is known to these ranks and used once. ``dist.new_group`` does not serve: it names
+    groups by how many a process has, so ranks that are in different numbers of groups would wait
+    for each other for ever. It also keeps groups, with their connections, until the job ends.
+    """
+    store = store_for(name)
+    if name.startswith(REJOINED):  # who never comes would keep the job's own connection busy
+        store = store.clone()
+    return [
+        ProcessGroupGloo(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
+        for i in range(count)
+    ]
+
+
+def give_back(channels: list[Channel]) -> None:
+    """Closes the channels and empties the list.
+
+    They are closed side by side: gloo takes about 20 ms for each, in which it only waits.
+    """
+    closing = [threading.Thread(target=channels.pop, name="gradwire close") for _ in channels]
+    with suppress(RuntimeError):  # an interpreter that ends starts no thread, since Python 3.12
+        for thread in closing:
+            thread.start()
+    for thread in closing:
+        if thread.ident is not None:
+            thread.join()
+    channels.clear()
+
+
+def open_direct(circle: Circle, device: torch.device, timeout: timedelta) -> None:
+    """Connects the ranks of ``circle``, who all call this, by the back end of their devices."""
+    kind = kind_of(device)
+    assert kind is not None, "the host has no network back end of its own"
+    store = PrefixStore(f"gradwire/{circle.name}/direct", default_store())
+    channel = kind.connect(device, store, circle.rank, circle.world, timeout)
+    # All take part in connecting, so the first verb is one for all.
+    carry_directly([AllReduce(torch.zeros(1, device=device))], [channel], device)
+    circle.direct = channel
+
+
+def default_store() -> Any:
+    """The job's rendezvous store: the one that was given, or torch's, which has no public name."""
+    return _given[0] if _given else dist.distributed_c10d._get_default_store()
+
+
+REJOINED = "rejoin"
+"""The beginning of the names of ranks of which one came in later, as process of no group."""
+_given: list[Any] = []
+
+
+def meet_in(store: Any) -> None:
+    """Has this process meet the other ranks in ``store``, in place of torch's own."""
+    _given[:] = [store]
+
+
+def has_store() -> bool:
+    """Whether this process can meet others."""
+    return bool(_given) or dist.is_initialized()
+
+
+def root_store() -> Any:
+    """The job's store without torch's prefixes of keys, which a process that comes in later cannot
+    know."""
+    store = default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def store_for(name: str) -> Any:
+    """The store in which the ranks under a ``Membership``'s name meet."""
+    return root_store() if name.startswith(REJOINED) else default_store()
+
+
+def own_store(name: str) -> Any:
+    """The part of the job's store that a ``Membership``'s name stands for, by its own connection.
+
+    A call that is blocked elsewhere does not hold it up.
+    """
+    return PrefixStore(f"gradwire/{name}", store_for(name).clone())
+
+
+def in_background(work: Callable[[], Any]) -> Future[Any]:
+    """Runs work that may wait for ever on a thread that nothing waits for.
+
+    So does work with the store: torch bounds how long a store waits for a key, but not how long it
+    waits for the store's host. Where the host is stopped, no call comes back. An interpreter that
+    ends starts no thread, since Python 3.12: the future holds that error then.
+    """
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="gradwire background", daemon=True).start()
+    except RuntimeError as error:
+        done.set_exception(error)
+    return done
+
+
+@dataclass
+class Circle:
+    """The ranks that verbs of one kind are for, this one's place among them, and its channels.
+
+    There is a channel for each communication lane. ``direct`` is the one that sends from a device's
+    memory, if there is one. ``name`` is used once, as for ``open_channels``. ``ranks`` are their
+    numbers among those that average, which ranks with other shards have not. ``lends`` tells
+    whether they read each other's host memory.
+    """
+
+    name: str
+    rank: int
+    world: int
+    channels: list[Channel]
+    direct: Channel = None
+    ranks: Sequence[int] = ()
+    lends: bool = False
+
+    def close_direct(self) -> None:
+        """Gives the device's own channel back, if there is one."""
+        direct, self.direct = self.direct, None
+        if direct:
+            direct.shutdown()
+
+
+@dataclass(slots=True)
+class NotedVerb:
+    """One verb for the network, or several that were started together.
+
+    ``sequence`` numbers a rank's verbs from 0. Times are seconds since the epoch on a clock that
+    all processes of a machine share; None is what has not happened yet.
+    """
+
+    sequence: int
+    step: int
+    message: int
+    name: str
+    size_bytes: int
+    launched_s: float
+    started_s: float | None = None
+    done_s: float | None = None
+
+
+class LastVerbs:
+    """The last ``NUM_VERBS`` verbs of one rank."""
+
+    def __init__(self) -> None:
+        self._verbs: deque[NotedVerb] = deque(maxlen=NUM_VERBS)
+        self._numbers = count()
+
+    def launch(self, step: int, message: int, name: str, size_bytes: int) -> NotedVerb:
+        """Notes a verb that waits for its channel from now on; returns it, to be filled in."""
+        verb = NotedVerb(next(self._numbers), step, message, name, size_bytes, wall_clock())
+        self._verbs.append(verb)
+        return verb
+
+    def write(self, rank: int, world: int, error: BaseException, text: str) -> Path | None:
+        """Writes the record and notes its path on the error, which says ``text``.
+
+        Returns the path, or None where there is nothing to write.
+        A folder that cannot be written to is logged, as the error itself matters more.
+        """
+        verbs = [asdict(verb) for verb in tuple(self._verbs)]
+        if not verbs:
+            return None
+        told = {"rank": rank, "world": world, "failed_s": wall_clock(), "error": text}
+        folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir())
+        path = folder / f"gradwire-record-{os.getpid()}-{id(self):x}-rank-{rank}.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_anew(path, json.dumps({**told, "verbs": verbs}, indent=1))
+        except OSError as failed:
+            _log.warning("the record of the last operations cannot be written: %s", failed)
+            return None
+        error.add_note(f"the last operations of rank {rank} are in {path}")
+        return path
+
+
+class Routes:
+    """The channels of one rank, by the ranks that they lead to; none where it is alone there."""
+
+    def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
+        self.lanes, self.checksums = lanes, checksums
+        self.circles: dict[Among, Circle] = {}
+        self.last_verbs = LastVerbs()
+
+    @property
+    def first_channel(self) -> Channel:
+        """A channel to all ranks, for what no message carries."""
+        return self.circles[Among.RANKS].channels[0]
+
+    def of(self, verbs: Sequence[Communication], message: int, lane: int) -> list[Channel]:
+        """The channel that each of a message's verbs takes on a lane.
+
+        Raises ``InvalidSetting`` where there is nobody to reach.
+        """
+        for verb in verbs:
+            if verb.among not in self.circles:
+                why = (
+                    "attach was given none" if Among.RANKS in self.circles else "this rank is alone"
+                )
+                among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
+                remedy = _REMEDIES[verb.among]
+                raise InvalidSetting(
+                    f"message {message} asks for {verb!r}{among}, and {why}: {remedy}"
+                )
+        return [self.circles[verb.among].channels[lane] for verb in verbs]
+
+    def lane(self, index: int, credit: int) -> int:
+        """The lane of a message of gradients, of the first ``credit`` there are.
+
+        It is the first for all where a device sends itself: ranks must launch its communication in
+        one order, or each of two could wait on its device for what the other has not begun.
+        """
+        return 0 if any(circle.direct for circle in self.circles.values()) else index % credit
+
+    def parted(self, verbs: Sequence[Communication], lane: int) -> Sequence[list[Communication]]:
+        """The verbs that a device's own channel carries out on a lane, and the others."""
+        found: tuple[list[Communication], list[Communication]] = [], []
+        for verb in verbs:
+            is_direct = lane == 0 and self.circles[verb.among].direct and not verb.buf.is_cpu
+            found[not is_direct].append(verb)
+        return found
+
+    def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
+        """The checksums that travel beside verbs from host memory; None where none do."""
+        if not self.checksums:
+            return None
+        from .checksums import Seals
+
+        circles = [self.circles[verb.among] for verb in verbs]
+        with as_on_a_lane():
+            return Seals(verbs, [(one.rank, one.world, one.ranks) for one in circles], step)
+
+    def sealed(self, text: Steps[Any], lane: int) -> Steps[Any]:
+        """The text as it is carried out on a lane: payloads with checksums have one sender."""
+        if not self.checksums:
+            return text
+        from .checksums import Position, pairwise
+
+        def place_of(verb: Communication) -> Position | None:
+            circle = self.circles.get(verb.among)
+            is_direct = circle is None or self.parted([verb], lane)[0]
+            if circle is None or is_direct:
+                return None
+            return Position(circle.rank, circle.world, circle.ranks)
+
+        return pairwise(text, place_of)
+
+    def lending(self, text: Steps[Any]) -> Steps[Any]:
+        """The text as ranks carry it out that read the memory of others on their host."""
+        host = self.circles.get(Among.HOST)
+        if host is None:
+            return text
+
+        def each(asked: Any) -> Steps[Any]:
+            if isinstance(asked, AllToAll) and asked.among is Among.HOST:
+                return (yield from lent(asked, host))
+            return (yield asked)
+
+        return rewritten(text, each)
+
+    def sent_bytes(self, verb: Communication) -> int:
+        """Bytes that this rank sends for a verb."""
+        circle = self.circles[verb.among]
+        return sent_bytes(verb, circle.rank, circle.world)
+
+    def all_channels(self) -> list[Channel]:
+        """Every channel that is open."""
+        circles = tuple(self.circles.values())
+        direct = [circle.direct for circle in circles if circle.direct]
+        return [channel for circle in circles for channel in circle.channels] + direct
+
+    def clear(self) -> None:
+        """Gives all channels back."""
+        channels: list[Channel] = []
+        while self.circles:
+            circle = self.circles.popitem()[1]
+            circle.close_direct()
+            channels += circle.channels
+            circle.channels = []  # else the last would be closed with it, one by one
+        give_back(channels)
+
+
+def lent(verb: AllToAll, host: Circle) -> Steps[list[Tensor] | None]:
+    """An all-to-all of the ranks of a host, which read each other's rooms once all have mapped all.
+
+    Ranks tell each other each time whether they have a new room, and all wait for all by it.
+    """
+    room = verb.room
+    if not host.lends:
+        if room is not None:
+            room.settle(is_lent=False)
+        yield verb
+        return None
+    own = torch.tensor((0,) * 4 if room is None else room.tell(), device="cpu")
+    told = own.repeat(host.world, 1)
+    yield AllGather(told.view(-1), own, Among.HOST)
+    if bool(told.any()):
+        is_mapped = False
+        if room is not None:
+            is_mapped = yield Compute("map", lambda: room.map(told.tolist(), host.rank))
+        own_mapped = torch.tensor([int(is_mapped)], device="cpu")
+        all_mapped = own_mapped.repeat(host.world)
+        yield AllGather(all_mapped, own_mapped, Among.HOST)
+        if room is not None:
+            room.settle(is_lent=bool(all_mapped.all()))
+    if room is not None and room.parts is not None:
+        return room.parts
+    yield replace(verb, room=None)
+    return None
+
+
+def agree_to_lend(host: Circle) -> bool:
+    """Whether the ranks of a host, which all call this, can read each other's memory."""
+    host.lends = True
+    one = torch.zeros(1, device="cpu")
+    room, sizes = Room(1, one, one.dtype), (0,) * host.world
+
+    def carry(verbs: Sequence[Any]) -> list[Any]:
+        if isinstance(verbs[0], Compute):
+            return [verbs[0].fn()]
+        carry_out(verbs, host.channels[:1])
+        return [None]
+
+    carried_out(lent(AllToAll(one[:0], one[:0], sizes, sizes, Among.HOST, room), host), carry)
+    if room.parts is None:
+        _log.info("gradients of a host's ranks pass through sockets: %s", room.why)
+    return room.parts is not None
+
+
+_ON_HOSTS = "write mesh= where hosts have several ranks"
+_REMEDIES = {
+    Among.RANKS: "have your exchange return the gradient itself where world is 1",
+    Among.SHARDS: "write shards=mesh['tp'], or have the exchange see whether me.shards is None",
+    Among.HOST: _ON_HOSTS,
+    Among.HOSTS: _ON_HOSTS,
+}
+
+
+@contextmanager
+def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
+    """A block that sees nothing of what the caller's thread has set for its own tensors.
+
+    Where a device computes, it is launched on the ``side`` stream.
+    What is not set is not undone: all of it took 0.28 ms a message, more than the encode itself.
+    """
+    is_plain = not (
+        torch.is_grad_enabled()
+        or torch._C._len_torch_function_stack()
+        or torch.is_inference_mode_enabled()
+        or torch.is_autocast_enabled("cpu")
+    )
+    if is_plain and side is None:  # as within most backward passes
+        yield
+        return
+    with ExitStack() as undo:
+        if torch._C._len_torch_function_stack():  # where a default device is, too
+            undo.enter_context(torch.device("cpu"))
+        if torch.is_inference_mode_enabled():
+            undo.enter_context(torch.inference_mode(False))
+        if torch.is_autocast_enabled("cpu"):
+            undo.enter_context(torch.autocast("cpu", enabled=False))
+        if side is not None:
+            undo.enter_context(side.use())
+        undo.enter_context(torch.no_grad())  # the last, as inference_mode(False) enables gradients
+        yield
+
+
+def is_begun(verbs: Sequence[Communication]) -> bool:
+    """Whether verbs are carried out without a thread that waits: gloo tells of no other's end."""
+    return len(verbs) == 1 and not isinstance(verbs[0], Send | Recv | ReduceScatter)
+
+
+def begin(verb: Communication, channel: Channel, over: Over, seals: Seals | None = None) -> None:
+    """Starts a verb; ``over`` is called when it has ended, in a thread of the channel's own.
+
+    A verb that has ended already calls it in this thread. ``seals`` are its checksums.
+    """
+    last = Once(over)
+
+    def arrived(future: Any) -> None:
+        try:
+            future.value()
+            with lock:
+                left.pop()
+                is_last = not left
+            if not is_last:
+                return
+            if seals is not None:
+                seals.check([verb])
+        except BaseException as error:
+            last(error)
+        else:
+            last(None)
+
+    lock, works = threading.Lock(), [start(verb, channel)]
+    if seals is not None:
+        works += [start(one, channel) for _, one in seals.written([verb])]
+    left = [*works]
+    for work in works:
+        future = work.get_future()
+        if future.done():  # torch would drop an interrupt that comes while it calls back
+            arrived(future)
+        else:
+            future.add_done_callback(arrived)
+
+
+def carry_out(
+    verbs: Sequence[Communication], channels: Sequence[Channel], seals: Seals | None = None
+) -> None:
+    """Starts all verbs, each on its own channel, then waits for all of them.
+
+    Receives start first. gloo's sender waits for a note that the receive has started. Behind a
+    payload on its way out the note itself would wait for the link: 8 hosts at 100 Mbit took 320 ms
+    for rounds that take 280.
+    ``seals`` are the verbs' checksums, which are taken while payloads are on their way.
+    """
+    pairs = sorted(zip(verbs, channels, strict=True), key=lambda one: isinstance(one[0], Send))
+    works = [start(verb, channel) for verb, channel in pairs]
+    if seals is not None:
+        works += [start(one, channels[at]) for at, one in seals.written(verbs)]
+    for work in works:
+        work.wait()
+    if seals is not None:
+        seals.check(verbs)
+
+
+def carry_directly(
+    verbs: Sequence[Communication], channels: Sequence[Channel], device: torch.device
+) -> None:
+    """Launches verbs on the memory of ``device``; the current stream waits for them.
+
+    Sends and receives of a channel are launched together: on a device each would wait for the one
+    before it, and so could two ranks for each other.
+    """
+    for channel in dict.fromkeys(channels):
+        own = [verb for verb, its in zip(verbs, channels, strict=True) if its is channel]
+        if any(isinstance(verb, Send | Recv) for verb in own):
+            channel._start_coalescing(device)
+            for verb in own:
+                start(verb, channel)
+            channel._end_coalescing(device).wait()
+        else:
+            carry_out(own, [channel] * len(own))
+
+
+def _tag(buf: Tensor) -> int:
+    """The tag of a transfer: gloo would end a process that receives more bytes than it has room
+    for, so those of another size do not meet."""
+    return buf.nbytes % _NUM_TAGS
+
+
+def start(verb: Communication, channel: Channel) -> Any:
+    """Has a channel begin a verb; returns its work."""
+    match verb:
+        case Send(dst, buf):
+            return channel.send([buf], dst, _tag(buf))
+        case Recv(src, buf):
+            return channel.recv([buf], src, _tag(buf))
+        case AllReduce(buf):
+            return channel.allreduce([buf])
+        case AllGather(out, buf):
+            return channel._allgather_base(out, buf)
+        case AllToAll(out, buf, out_sizes, in_sizes):
+            return channel.alltoall_base(out, buf, list(out_sizes), list(in_sizes))
+        case ReduceScatter(out, buf):
+            return channel._reduce_scatter_base(out, buf)
+        case Broadcast(src, buf):
+            options = BroadcastOptions()
+            options.rootRank = src
+            return channel.broadcast([buf], options)
+
+
+def broadcast_all(tensors: Sequence[Tensor], channel: Channel, *, src: int = 0) -> None:
+    """Replaces tensors, wherever they lie, by those of group rank ``src``."""
+    for tensor in tensors:
+        host = tensor.detach().cpu().contiguous()
+        if host.numel():
+            # As bytes: gloo does not know every dtype.
+            carry_out([Broadcast(src, host.view(-1).view(torch.uint8))], [channel])
+        if channel.rank() != src:
+            tensor.detach().copy_(host)
