@@ -47,7 +47,7 @@ from ..pairs import LOCAL
 from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_options
 from ..state.checkpoint import MOST_STEPS
 from ..state.outer_state import NO_LOADS
-from ..step.hooked import untraced
+from ..step.hooked import observing
 from ..step.hooks import Strangers
 from ..step.integrity import DEFAULT_CHECK_EVERY
 from ..step.messages import Message, refuse_complex
@@ -507,8 +507,9 @@ class _Locally(Attachment):
                     living._count(num_steps)
 
         hooks = (
-            register_optimizer_step_pre_hook(untraced(before)),
-            register_optimizer_step_post_hook(untraced(after)),
+            # They change the parameters of this model alone, whose optimizer steps as a whole.
+            register_optimizer_step_pre_hook(observing(before)),
+            register_optimizer_step_post_hook(observing(after)),
         )
         for hook in hooks:
             undo.callback(hook.remove)

@@ -23,8 +23,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim import optimizer as _torch_optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..step.hooked import untraced
-from ..step.local_gradients import OBSERVES
+from ..step.hooked import OBSERVES, untraced
 
 _SEPARABLE = (
     "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD "

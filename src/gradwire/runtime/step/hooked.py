@@ -34,6 +34,17 @@ def untraced(function: _Function) -> _Function:
     return function
 
 
+OBSERVES = "_gradwire_observes"
+"""The mark of an optimizer's hook in spite of which a step may be cut into layers."""
+
+
+def observing(function: _Function) -> _Function:
+    """An optimizer's hook that changes nothing of the models that others have attached."""
+    hook = untraced(function)
+    setattr(hook, OBSERVES, True)
+    return hook
+
+
 @functools.cache
 def _is_skipped(code: CodeType) -> bool:
     """Has dynamo skip ``code`` and all that it calls; whether torch has a way to say so."""

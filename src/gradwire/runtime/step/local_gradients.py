@@ -24,12 +24,9 @@ from torch.optim.optimizer import (
 )
 
 from ...contract.spec import NamedParam
-from .hooked import untraced
+from .hooked import observing
 from .progress import Progress
 
-OBSERVES = "_gradwire_observes"
-"""The mark of an optimizer's hook that changes nothing, so that a step may be cut in spite of it.
-"""
 _MIXED = (
     "{name} was averaged, and a later backward pass under no_sync added this rank's own gradient; "
     "optimizer.step() would take other gradients on each rank. Let the last backward pass before "
@@ -112,9 +109,7 @@ def _observer(this: Callable[[], LocalGradients | None], *, is_after: bool) -> A
         if own is not None and has_closure is is_after:
             own.look(optimizer)
 
-    hook = untraced(observe)
-    setattr(hook, OBSERVES, True)
-    return hook
+    return observing(observe)
 
 
 def _remove(hooks: list[Any]) -> None:
