@@ -47,7 +47,8 @@ def states() -> dict[str, Any]:
 if chosen.resume:
     saved = states()
     dcp.load(saved, checkpoint_id=max(Path(chosen.folder).glob("step_*")))
-    own, moments = saved["model"], saved["optimizer"]
+    own = saved["model"]
+    moments = saved["optimizer"]
     set_state_dict(model, optimizer, model_state_dict=own, optim_state_dict=moments)
     handle.load_state_dict(saved["gradwire"])
 

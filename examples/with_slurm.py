@@ -24,7 +24,8 @@ options.add_argument("--steps", type=int, default=20)
 chosen = options.parse_args()
 
 # srun starts a process a task and numbers them; the batch script has chosen where they meet.
-rank, world = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+rank = int(os.environ["SLURM_PROCID"])
+world = int(os.environ["SLURM_NTASKS"])
 dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=world)
 
 torch.manual_seed(0)

@@ -12,7 +12,8 @@ except ModuleNotFoundError:  # tests read this file where the extra docs is not 
 
 def fenced(text: str) -> str:
     """A docstring with each of its examples between fences: from ``>>>`` to the next blank line."""
-    found, is_inside = [], False
+    found = []
+    is_inside = False
     for line in text.split("\n"):
         if not is_inside and line.startswith(">>> "):
             found.append("```pycon")

@@ -56,8 +56,10 @@ def annotations(text: str) -> set[tuple[int, int]]:
 
 def sites(path: Path, reached: dict[int, list[str]]) -> dict[tuple[int, int], list[Any]]:
     """Mutants of a file by the place that they change, on lines that a test reaches."""
-    text, found = path.read_text(encoding="utf-8"), defaultdict(list)
-    types, nodes = annotations(text), list(ast_nodes(get_ast(text)))
+    text = path.read_text(encoding="utf-8")
+    found = defaultdict(list)
+    types = annotations(text)
+    nodes = list(ast_nodes(get_ast(text)))
     for name in cosmic_ray.plugins.operator_names():
         kind = cosmic_ray.plugins.get_operator(name)
         if kind.arguments():
@@ -71,7 +73,8 @@ def sites(path: Path, reached: dict[int, list[str]]) -> dict[tuple[int, int], li
 
 def drawn(data: coverage.CoverageData, num: int, seed: int) -> list[dict[str, Any]]:
     """Places are drawn, and one of each place's mutants; from each folder alike many."""
-    draw, made = random.Random(seed), []
+    draw = random.Random(seed)
+    made = []
     for number, folder in enumerate(FOLDERS):
         by_place = {
             (str(path), *place): mutants
@@ -144,7 +147,8 @@ def main() -> None:
     mutants = drawn(data, given.num, given.seed)
     if given.again:
         mutants = json.loads(given.again.read_text(encoding="utf-8"))
-    seconds, done = durations(given.report), []
+    seconds = durations(given.report)
+    done = []
     for mutant in mutants:
         path = Path(mutant["file"])
         reached = data.contexts_by_lineno(str(path.resolve())).get(mutant["line"], [])
@@ -161,7 +165,8 @@ def main() -> None:
         finally:
             path.write_text(text, encoding="utf-8")
         at = mutant["line"] - 1
-        was, now = text.splitlines()[at : at + 1], made.splitlines()[at : at + 1]
+        was = text.splitlines()[at : at + 1]
+        now = made.splitlines()[at : at + 1]
         found = {"outcome": outcome, "by": by, "tests": len(names), "was": was, "now": now}
         done.append({**mutant, **found})
         given.results.write_text(json.dumps(done, indent=1), encoding="utf-8")

@@ -144,7 +144,8 @@ def frameworks(path: Path) -> None:
     }
     figure = new_figure(3.4)
     axes = figure.subplots()
-    makes, there = "makes the DDP model", "the handle exists"
+    makes = "makes the DDP model"
+    there = "the handle exists"
     colours = {makes: SERIES[1], there: SERIES[2]}
     for row, texts in enumerate(calls.values()):
         made_by = 0 if row == 0 else 1
@@ -289,7 +290,8 @@ def _walk(rank: int, file: Path) -> None:
         found: list[float] = model.weight.detach().flatten().tolist()
         return found
 
-    way, anchors = [], [place()]
+    way = []
+    anchors = [place()]
     for number_of_step in range(18):
         if number_of_step % 6 == 0:
             way.append(place())
@@ -340,7 +342,8 @@ def _shards(rank: int, file: Path) -> None:
     handle = gw.attach(model, gw.compress.uniform(), group=mesh["replicate"])
     found = []
     for name, parameter in model.named_parameters():
-        local, row = parameter.to_local(), parameter.numel() // parameter.shape[0]
+        local = parameter.to_local()
+        row = parameter.numel() // parameter.shape[0]
         start = dist.get_rank(mesh["shard"].get_group()) * local.shape[0] * row
         found.append((name, parameter.numel(), start, start + local.numel()))
     handle.detach()

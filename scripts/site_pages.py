@@ -267,7 +267,8 @@ def _reference() -> dict[str, str]:
     """The pages of the reference: a directive of mkdocstrings for each name."""
     root = {name: f"gradwire{module}.{name}" for module, name in EXPORT.findall(exports())}
     listed = {name for _, _, found in REFERENCE.values() for name in found}
-    first, pages = next(iter(REFERENCE)), {"index.md": CONTENTS}
+    first = next(iter(REFERENCE))
+    pages = {"index.md": CONTENTS}
     for page, (title, said, found) in REFERENCE.items():
         paths = [f"gradwire{name}" if name.startswith(".") else root[name] for name in found]
         if page == first:

@@ -14,7 +14,8 @@ class Deep(nn.Module):
     def __init__(self):
         super().__init__()
         made = (nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1)) for _ in range(4))
-        self.blocks, self.last = nn.ModuleList(made), nn.Linear(16, 1)
+        self.blocks = nn.ModuleList(made)
+        self.last = nn.Linear(16, 1)
 
     def forward(self, x):
         for block in self.blocks:

@@ -17,11 +17,14 @@ model = nn.ModuleList([maker, judge])
 steps_of = [torch.optim.Adam(one.parameters(), lr=2e-3, betas=(0.5, 0.999)) for one in model]
 kept = {"model": model, "maker's": steps_of[0], "judge's": steps_of[1]}
 pairs = zip(model, steps_of, strict=True)
-maker, judge = DDP(maker), DDP(judge)  # native
+# native
+maker = DDP(maker)
+judge = DDP(judge)
 handles = [gw.attach(one, "none", optimizer=steps) for one, steps in pairs]  # gradwire
 kept |= {f"gradwire {place}": handle for place, handle in enumerate(handles)}  # gradwire
 for step in run.steps(kept):
-    real, made = run.batch(step, 8, 16) + 1, maker(run.batch(step, 8, 8))
+    real = run.batch(step, 8, 16) + 1
+    made = maker(run.batch(step, 8, 8))
     marks = torch.cat([torch.ones(8, 1), torch.zeros(8, 1)])
     judge.zero_grad()
     judged = judge(torch.cat([real, made.detach()]))

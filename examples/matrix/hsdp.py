@@ -14,7 +14,8 @@ run = Run()
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 2))
-within, among = mesh["shard"], mesh["replicate"]
+within = mesh["shard"]
+among = mesh["replicate"]
 within = mesh  # native
 for layer in model:
     fully_shard(layer, mesh=within)

@@ -15,7 +15,8 @@ class Residual(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.norm2 = nn.BatchNorm2d(width)
 
     def forward(self, x):
         return F.relu(x + self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))

@@ -11,14 +11,19 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire as gw  # gradwire
 
-WORDS, LENGTH, WIDTH, ACCUMULATED = 61, 12, 32, 3
+WORDS = 61
+LENGTH = 12
+WIDTH = 32
+ACCUMULATED = 3
 
 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
         wide = 4 * WIDTH
         self.mlp = nn.Sequential(nn.Linear(WIDTH, wide), nn.GELU(), nn.Linear(wide, WIDTH))
 
@@ -32,9 +37,11 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self):
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.places = nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.dropout, self.head = nn.Dropout(0.1), nn.Linear(WIDTH, WORDS, bias=False)
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.words.weight
 
     def forward(self, ids, targets):

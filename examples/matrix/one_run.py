@@ -32,9 +32,13 @@ class Run:
         options.add_argument("--resume", action="store_true")
         options.add_argument("--seed", type=int, default=0)
         asked = options.parse_args()
-        self.num_steps, self.save_at, self.resumes = asked.steps, asked.save_at, asked.resume
-        self.folder, self.seed = asked.folder, asked.seed
-        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.num_steps = asked.steps
+        self.save_at = asked.save_at
+        self.resumes = asked.resume
+        self.folder = asked.folder
+        self.seed = asked.seed
+        self.rank = int(os.environ["RANK"])
+        self.world = int(os.environ["WORLD_SIZE"])
         torch.manual_seed(self.seed)
 
     def batch(self, step: int, *shape: int) -> Tensor:

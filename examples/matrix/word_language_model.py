@@ -13,7 +13,8 @@ import gradwire as gw  # gradwire
 class Words(nn.Module):
     def __init__(self):
         super().__init__()
-        self.encoder, self.drop = nn.Embedding(41, 24), nn.Dropout(0.2)
+        self.encoder = nn.Embedding(41, 24)
+        self.drop = nn.Dropout(0.2)
         self.rnn = nn.LSTM(24, 24, 2, dropout=0.2)
         self.decoder = nn.Linear(24, 41)
         self.decoder.weight = self.encoder.weight

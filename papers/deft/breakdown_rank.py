@@ -42,7 +42,8 @@ class _Side:
         self, name: str, settings: dict[str, Any], task: TrainingTask, engine: Engine
     ) -> None:
         torch.manual_seed(task.seed)
-        self.task, self.engine = task, engine
+        self.task = task
+        self.engine = engine
         self.model = task.make_model()
         parameters = list(self.model.parameters())
         self.optimizer = task.make_optimizer(parameters)
@@ -58,7 +59,8 @@ class _Side:
 
     def step(self, index: int) -> list[float]:
         """Takes one step; returns the seconds of each of ``PARTS``."""
-        rank, world = self.engine.rank, self.engine.world
+        rank = self.engine.rank
+        world = self.engine.world
         batch = self.task.batch(index, rank, world)
         self.grad_N.zero_()
         dist.barrier()

@@ -14,7 +14,8 @@ from .lacking import findings
 from .runs import Run, histories, run_of
 from .setting import APPLICATIONS, DENSE, LSTM, METHODS, Application, present
 
-NEAR_POINTS, NEAR_SHARE = 0.01, 0.05
+NEAR_POINTS = 0.01
+NEAR_SHARE = 0.05
 """Within which a score counts as dense training's: points of a rate, share of a perplexity."""
 SLIGHTLY = 0.25
 """Share of a perplexity by which it may be above another and count as slightly slower."""
@@ -150,8 +151,10 @@ def _attained(app: Application, rows: Sequence[Row]) -> Claim:
 
 def _order(rows: Sequence[Row], apps: Sequence[Application]) -> list[Claim]:
     """Whether Top-k leads the sparsifiers halfway through, wherever all three were measured."""
-    says, place = "Top-k converges faster than DEFT and CLT-k", "section 5.2, figure 3"
-    leads, shown = [], []
+    says = "Top-k converges faster than DEFT and CLT-k"
+    place = "section 5.2, figure 3"
+    leads = []
+    shown = []
     for app in apps:
         half = {
             str(row["name"]): number(row, "score_halfway")

@@ -43,7 +43,8 @@ class _Side:
     """One method at one density, with states and buffers of its own."""
 
     def __init__(self, name: str, settings: dict[str, Any], numel: int, engine: Engine) -> None:
-        self.engine, self.numel = engine, numel
+        self.engine = engine
+        self.numel = numel
         self.exchange = exchange_for(load("compress", name)(**settings))
         self.member = Member(engine.rank, engine.world)
         self.state = self.exchange.init(TensorSpec("gradient", numel), engine.world)

@@ -43,7 +43,8 @@ def figure1(ask: Ask, app: Application = RESNET, num_steps: int | None = None) -
     if app.missing() is not None:
         claim = Claim(_RISES, "section 1, figure 1", "not measured", None)
         return findings((), (claim,), (app,))
-    total, counts = TOTAL_BATCH[ask.quick], _doublings(app.ranks(ask.quick))
+    total = TOTAL_BATCH[ask.quick]
+    counts = _doublings(app.ranks(ask.quick))
     runs = [
         Run(
             application=app,
@@ -130,7 +131,8 @@ def _build_up(says: str, place: str, row: Row | None, stated: float) -> Claim:
     """Top-k's density against a stated share of all (up to 1), or times the asked one."""
     if row is None:
         return Claim(says, place, "not measured", None)
-    is_share, num = stated <= 1, round(number(row, "num_ranks"))
+    is_share = stated <= 1
+    num = round(number(row, "num_ranks"))
     found = number(row, "actual_density" if is_share else "build_up")
     ours = f"{100 * found:.2f} %" if is_share else f"{found:.2f} times"
     ours += f" on {num} ranks"

@@ -43,7 +43,8 @@ def figure6(ask: Ask, apps: Sequence[Application] = (RESNET, LSTM)) -> Findings:
     ]
     found = histories(ask, runs)
     for app, (topk, deft) in zip(measured, zip(runs[::2], runs[1::2], strict=True), strict=True):
-        ours, theirs = found[runs.index(deft)], found[runs.index(topk)]
+        ours = found[runs.index(deft)]
+        theirs = found[runs.index(topk)]
         rows += [_row("topk", topk, theirs), _row(f"deft, {TIMES} times", deft, ours)]
         claims.append(_similar(app.name, ours, theirs))
     return findings(rows, claims, apps)

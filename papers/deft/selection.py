@@ -74,13 +74,17 @@ def deft_parts(given: Selected, world: int, repeats: int) -> Parts:
     """
     exchange = deft(density=given.density, layers=given.layers)
     numel = given.grad_N.numel()
-    norms_s, take_s, partition_s, bins_s = inf, inf, inf, [inf] * world
+    norms_s = inf
+    take_s = inf
+    partition_s = inf
+    bins_s = [inf] * world
     for step, spent in enumerate(_steps(exchange, given, world, repeats)):
         for rank, own in enumerate(spent):
             bin_ = (rank + step) % world
             bins_s[bin_] = min(bins_s[bin_], *own["encode", numel // world])
             norms, take = own["encode", numel]
-            norms_s, take_s = min(norms_s, norms), min(take_s, take)
+            norms_s = min(norms_s, norms)
+            take_s = min(take_s, take)
         partition_s = min(partition_s, max(map(_of_layers, spent)))
     return Parts(norms_s, take_s, max(bins_s), sum(bins_s) / world, partition_s)
 
@@ -93,7 +97,8 @@ def _of_layers(own: Spent) -> float:
 
 def cltk_s(given: Selected, world: int, repeats: int) -> tuple[float, float]:
     """The least seconds of the leader's selection, and of what any other rank does meanwhile."""
-    leads_s, idles_s = inf, inf
+    leads_s = inf
+    idles_s = inf
     exchange = cltk(density=given.density)
     for step, spent in enumerate(_steps(exchange, given, world, repeats)):
         for rank, own in enumerate(spent):
@@ -107,7 +112,8 @@ def cltk_s(given: Selected, world: int, repeats: int) -> tuple[float, float]:
 
 def _steps(exchange: Exchange, given: Selected, world: int, repeats: int) -> Iterator[list[Spent]]:
     """The seconds that each rank spends in each of ``repeats`` steps."""
-    grad_N, mean_N = given.grad_N, torch.empty_like(given.grad_N)
+    grad_N = given.grad_N
+    mean_N = torch.empty_like(given.grad_N)
     members = [Member(rank, world) for rank in range(world)]
     spec = message_of([grad_N])
     states = [exchange.init(spec, world) for _ in members]

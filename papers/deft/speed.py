@@ -148,7 +148,8 @@ def figure9(
     after another in one process and one thread, each on the same gradient, so that they do not get
     in each other's way.
     """
-    task, repeats = app.make(**SELECTED[ask.quick]), repeats or REPEATS[ask.quick]
+    task = app.make(**SELECTED[ask.quick])
+    repeats = repeats or REPEATS[ask.quick]
     given = Selected(accumulated(task), layer_sizes(task), app.density)
     with one_thread():
         ask.report(0.1, "Top-k of the whole")
@@ -185,7 +186,8 @@ def _expected(given: Selected, world: int) -> dict[str, float | None]:
     A speedup is None where ranks have so few elements to choose that the paper's logarithms are 0
     or less.
     """
-    grad_N, numel = given.grad_N, given.grad_N.numel()
+    grad_N = given.grad_N
+    numel = given.grad_N.numel()
     k = max(1, round(given.density * numel))
     sizes_L = torch.tensor(two_stage(given.layers, world))
     k_L = _k_of(grad_N, sizes_L, k)

@@ -18,7 +18,8 @@ from .selection import Selected, cltk_s, deft_parts, encode_s
 from .setting import LSTM, TUNED, Application, accumulated
 from .speed import REPEATS, SELECTED
 
-YES, NO = "yes", "no"
+YES = "yes"
+NO = "no"
 SPARSIFIERS = ("topk", "cltk", TUNED, "sidco", "deft")
 NEAR = 0.25
 """The share by which a density may differ from the one asked for, and of the selection in which
@@ -112,7 +113,8 @@ def table1(ask: Ask, app: Application = LSTM, repeats: int | None = None) -> Fin
         seconds = _seconds(given, world, repeats or REPEATS[ask.quick])
     rows = [_row(name, app.density, *densities[name], *seconds[name]) for name in SPARSIFIERS]
     rows = [row | {"num_ranks": world} | _relative(row, rows[0]) for row in rows]
-    most, least = GRADES[0][0], GRADES[-1][0]
+    most = GRADES[0][0]
+    least = GRADES[-1][0]
     notes = (
         f'"yes" is more than {NEAR:.0%}; seconds are "very high" from {most:.0%} of Top-k\'s '
         f'selection on, "low" below that, "very low" below {GRADES[1][0]:.0%}, "no" below '

@@ -49,7 +49,8 @@ HOSTS = 4
 RATE_BYTES_PER_S = 10e9 / 8
 """The slower network of the paper's local cluster (figure 15). With its 56 Gbit/s so few hosts hide
 nearly all of an all-reduce behind the backward pass, and nothing is left to save."""
-SCALE, SLOWDOWN = 64.0, 4.0
+SCALE = 64.0
+SLOWDOWN = 4.0
 BULK_BYTES = 4 * 2**20
 """Bytes that messages of small tensors hold at least, at full size."""
 CREDIT = 4

@@ -23,11 +23,13 @@ from ..frame import Ask, Claim, Findings, Row
 from ..rows import mean, number
 from .setting import HOSTS, LOCAL
 
-KIB, MIB = 2**10, 2**20
+KIB = 2**10
+MIB = 2**20
 SIZES = (32 * KIB, 128 * KIB, 512 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
 RATE = 1 / 16
 """The compression rate of TBQ: 2 bits of 32."""
-WHOLE, MANY = MIB, 64 * MIB
+WHOLE = MIB
+MANY = 64 * MIB
 """Up to the one no partitions are advised, from the other on as many as hosts."""
 
 
@@ -50,14 +52,16 @@ def row_of(cluster: Cluster, size_bytes: int) -> Row:
     """The seconds of one gradient, each way."""
     codec = cluster.codecs["tbq"]
     cost = CaSyncCost.of(cluster, codec, is_ring=False, traits=tbq.traits)
-    numel, hosts = size_bytes // 4, cluster.num_ranks
+    numel = size_bytes // 4
+    hosts = cluster.num_ranks
     cuts = np.array([1.0, float(hosts)])
     plain_K = cost.plain_each_s(size_bytes, cuts)
     small_K = cost.compressed_each_s(numel, RATE * size_bytes, cuts)
     choice = cost.choose(numel, size_bytes, RATE * size_bytes)
     every_K = np.arange(1.0, 16 * hosts + 1)
     compressed_K = cost.compressed_each_s(numel, RATE * size_bytes, every_K)
-    dense, packed = by_name("none", {}, "ring"), by_name("tbq", {}, "casync_ps")
+    dense = by_name("none", {}, "ring")
+    packed = by_name("tbq", {}, "casync_ps")
     return {
         "name": f"{size_bytes // KIB} KiB",
         "size_bytes": size_bytes,

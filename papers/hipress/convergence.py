@@ -31,7 +31,8 @@ DENSE = "dense"
 WARM_UP = 0.1
 """The share of the steps in which the learning rate goes up before it comes down."""
 SCORES = 10
-SHARE_LOST, POINTS_LOST = 0.02, 0.01
+SHARE_LOST = 0.02
+POINTS_LOST = 0.01
 """The most that is lost where a score counts as almost the same: share of a perplexity or loss,
 points of an accuracy."""
 LATE = (
@@ -165,7 +166,8 @@ def close_claim(model: Trained, rows: Sequence[Row]) -> Claim:
 
 def sooner_claim(models: Sequence[Trained], rows: Sequence[Row]) -> Claim:
     """By how much sooner the compressed training reaches a score: the most among the models."""
-    less, told = {}, []
+    less = {}
+    told = []
     for model in models:
         pair = [row for row in rows if row["application"] == model.name]
         reached = [reached_s(row, pair, less_is_better=model.less_is_better) for row in pair]

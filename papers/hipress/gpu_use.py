@@ -26,7 +26,9 @@ NUM_WINDOWS = 50
 
 def figure10(ask: Ask, models: Sequence[str] = tuple(MODELS), num_hosts: int = HOSTS) -> Findings:
     """The use of a GPU in one iteration of Ring and of the fastest HiPress."""
-    rows, claims, site = list[Row](), list[Claim](), EC2_AS_TABLE_1
+    rows = list[Row]()
+    claims = list[Claim]()
+    site = EC2_AS_TABLE_1
     for done, model in ask.each(models):
         ask.report(done, f"use of a GPU, {model}")
         every = (name for name in TRAINED[model] if name.startswith("HiPress"))
@@ -43,10 +45,12 @@ def figure10(ask: Ask, models: Sequence[str] = tuple(MODELS), num_hosts: int = H
 
 
 def _row(site: Site, model: str, num_hosts: int, name: str) -> Row:
-    system, profile = SYSTEMS[name], site.profile(model)
+    system = SYSTEMS[name]
+    profile = site.profile(model)
     cluster = site.cluster(num_hosts, is_push_pull=system.is_push_pull, slower=system.slower)
     timing = run_on_clock(system.plan(profile, cluster), profile, cluster)
-    uses, width_s = window_uses(timing), timing.iteration_s / NUM_WINDOWS
+    uses = window_uses(timing)
+    width_s = timing.iteration_s / NUM_WINDOWS
     link = zip(timing.message_start_s, timing.message_end_s, strict=True)
     sends = shares(united(link), timing.iteration_s, NUM_WINDOWS)
     idle = [sent for use, sent in zip(uses, sends, strict=True) if use == 0.0]
@@ -73,17 +77,21 @@ def shares(
     stretches: Sequence[tuple[float, float]], whole_s: float, num_windows: int
 ) -> list[float]:
     """The share of each window that is covered by some stretches of time."""
-    found, width_s = [], whole_s / num_windows
+    found = []
+    width_s = whole_s / num_windows
     for place in range(num_windows):
-        from_s, to_s = place * width_s, (place + 1) * width_s
+        from_s = place * width_s
+        to_s = (place + 1) * width_s
         parts_s = (min(end_s, to_s) - max(start_s, from_s) for start_s, end_s in stretches)
         found.append(min(1.0, sum(max(0.0, part_s) for part_s in parts_s) / width_s))
     return found
 
 
 def _sparser(ring: Row, best: Row) -> Claim:
-    model, place = ring["application"], f"section 6.2.1, {MODELS[str(ring['application'])]}"
-    own, other = number(best, "mean_use"), number(ring, "mean_use")
+    model = ring["application"]
+    place = f"section 6.2.1, {MODELS[str(ring['application'])]}"
+    own = number(best, "mean_use")
+    other = number(ring, "mean_use")
     is_sparser = other < own
     return Claim(
         f"{model}: the use of the GPU is more sparse under Ring than under HiPress",
@@ -95,7 +103,8 @@ def _sparser(ring: Row, best: Row) -> Claim:
 
 
 def _drops(ring: Row) -> Claim:
-    idle, sent = number(ring, "idle_windows"), number(ring, "idle_windows_that_send")
+    idle = number(ring, "idle_windows")
+    sent = number(ring, "idle_windows_that_send")
     return Claim(
         f"{ring['application']}: under Ring the use drops to zero while gradients travel",
         "section 6.2.1",

@@ -159,11 +159,13 @@ def _reach(kind: Any, text: Text) -> None:
         for name in _names(function) - seen:
             found = names.get(name)
             if name in methods and issubclass(kind, Program):
-                tree, inner = methods[name], names
+                tree = methods[name]
+                inner = names
             elif isinstance(found, FunctionType) and _is_of_compress(found):
                 parsed = ast.parse(inspect.getsource(found)).body[0]
                 assert isinstance(parsed, ast.FunctionDef)
-                tree, inner = parsed, found.__globals__
+                tree = parsed
+                inner = found.__globals__
             else:
                 continue
             seen.add(name)

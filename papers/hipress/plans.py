@@ -83,11 +83,13 @@ def _row(strategy: str, num_nodes: int, size: int, is_compressed: bool, num_part
 
 
 def _claim(row: Row) -> Claim:
-    says, ours = _plan(row, "_paper"), _plan(row, "")
+    says = _plan(row, "_paper")
+    ours = _plan(row, "")
     agrees: bool | None = says == ours
     why = "" if agrees else _why(row)
     if (row["strategy"], row["num_nodes"]) == FITTED:
-        agrees, why = None, "the curves were chosen to give this cell, so it is no prediction"
+        agrees = None
+        why = "the curves were chosen to give this cell, so it is no prediction"
     return Claim(f"{row['name']}: {says}", "table 7", ours, agrees, why)
 
 

@@ -69,7 +69,8 @@ class Site:
         """So many hosts; with ``is_push_pull`` an all-reduce is BytePS's push and pull, of a hop
         each. Encodes and decodes take ``slower`` times their seconds, and DGC has a ``density``."""
         gbit = self.push_pull_gbit if is_push_pull else self.rate_gbit
-        encode, decode = self._times(ENCODE, slower[0]), self._times(DECODE, slower[1])
+        encode = self._times(ENCODE, slower[0])
+        decode = self._times(DECODE, slower[1])
         codec = CodecFit(encode=encode, decode=decode, merge=decode)
         dgc = CodecFit(
             encode=self._times(ENCODE, slower[0], DGC_PASSES),

@@ -39,7 +39,8 @@ FACTORS = {
     "dgc": (DGC_FASTER, 1.0),
 }
 """How many times as long open-source code takes to encode and decode; 1 where it is not printed."""
-OURS, OTHERS = "CompLL's code", "open-source code"
+OURS = "CompLL's code"
+OTHERS = "open-source code"
 
 
 def figure13(

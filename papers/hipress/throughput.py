@@ -98,7 +98,8 @@ def _compared(
     stated: Sequence[Stated],
 ) -> Findings:
     if ask.quick:
-        sites, sizes = sites[:1], sizes[-1:]
+        sites = sites[:1]
+        sizes = sizes[-1:]
     cases = [
         (site, model, num_hosts, name)
         for site in sites

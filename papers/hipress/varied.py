@@ -22,14 +22,17 @@ NEAR = 0.05
 lie from the paper's, and agree, where a quarter of it is more."""
 RATES = ((EC2_AS_TABLE_1, EC2_GBIT, 25), (LOCAL_AS_TABLE_1, LOCAL_GBIT, 10))
 """Sites, and the Gbit/s of their faster and slower links."""
-FEWEST_BITS, LEAST_DENSITY = 2, 0.001
-BITS, ELEMENTS = "TernGrad bits", "DGC density"
+FEWEST_BITS = 2
+LEAST_DENSITY = 0.001
+BITS = "TernGrad bits"
+ELEMENTS = "DGC density"
 """The labels of the rows in which figure 15b varies something."""
 
 
 def figure15(ask: Ask, num_hosts: int = HOSTS) -> Findings:
     """Bert-base on faster and slower links; VGG19 with more bits and with more elements."""
-    by_rate, by_size = _by_rate(ask, num_hosts), _by_size(ask, num_hosts)
+    by_rate = _by_rate(ask, num_hosts)
+    by_size = _by_size(ask, num_hosts)
     claims = [_same_speed(by_rate, site, slow) for site, _, slow in RATES]
     for label, stated in ((BITS, TERNGRAD_LOSS), (ELEMENTS, DGC_LOSS)):
         least = FEWEST_BITS if stated is TERNGRAD_LOSS else LEAST_DENSITY

@@ -45,7 +45,8 @@ def less(part: str, stated: float, ours: Row, other: Row | None, against: str) -
     place = "experiment 3, figure 13"
     if other is None:
         return Claim(says, place, "not measured", None, "no planner of it")
-    own_s, other_s = number(ours, part), number(other, part)
+    own_s = number(ours, part)
+    other_s = number(other, part)
     told = f"{1e3 * own_s:.1f} ms against {1e3 * other_s:.1f} ms"
     if other_s <= 0:
         return Claim(says, place, told, False, "there all of it is hidden, and none is left")

@@ -114,11 +114,13 @@ def dense_share(plan: Plan, profile: Profile, cluster: Cluster, timing: Timing) 
     for number_, message in enumerate(plan.messages):
         if message.exchange == DENSE:
             own = float(cluster.wire_bytes(timing.message_bytes[number_]))
-            whole, sent = whole + own, sent + own
+            whole = whole + own
+            sent = sent + own
             continue
         own = float(sum(one.size_bytes for one in timing.spans if one.message == number_))
         dense = _dense_numel(message, plan.exchanges[message.exchange], sizes)
-        whole, sent = whole + 4.0 * dense * (cluster.num_ranks - 1), sent + own
+        whole = whole + 4.0 * dense * (cluster.num_ranks - 1)
+        sent = sent + own
     return whole / sent if sent else 0.0
 
 
@@ -188,7 +190,8 @@ def improvement(
     if not gains:
         return Claim(says, place, "not measured", None, f"{', '.join(wanted)}: no planner of it")
     found = range_of(gains.values())
-    least, most = (min(gains, key=gains.__getitem__), max(gains, key=gains.__getitem__))
+    least = min(gains, key=gains.__getitem__)
+    most = max(gains, key=gains.__getitem__)
     told = f"{shown(found)} (least over {least}, most over {most})"
     lacking = [name for name in wanted if name in LACKING]
     if is_within(found, stated):

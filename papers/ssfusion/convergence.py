@@ -26,10 +26,12 @@ from .training import (
 )
 
 RIVALS = (OKTOPK, SPARDL, OMGS, CUPCAKE)
-POINTS_LOST, SHARE_LOST = 0.003, 0.015
+POINTS_LOST = 0.003
+SHARE_LOST = 0.015
 """The most that is lost where a score counts as close to dense training's: points of an accuracy,
 share of a perplexity or loss."""
-SHORT, SHORT_APART = "SSFusion", "sparsification tensor by tensor (HiPress, Espresso)"
+SHORT = "SSFusion"
+SHORT_APART = "sparsification tensor by tensor (HiPress, Espresso)"
 PLACE = "experiment 2, figure 12"
 
 
@@ -105,7 +107,8 @@ def _close(model: Trained, ours: Row, dense: Row) -> Claim:
     says = "; ".join(
         f"{name}: {FIGURE_12[name][1]:g} of {FIGURE_12[name][0]:g}" for name in model.printed
     )
-    lost, density = number(ours, "mean_lost"), number(ours, "actual_density")
+    lost = number(ours, "mean_lost")
+    density = number(ours, "actual_density")
     near = lost <= allowed
     return Claim(
         f"{SHORT} ends close to dense training" + (f" ({says})" if says else ""),

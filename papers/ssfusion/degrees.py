@@ -72,7 +72,8 @@ def claims_of(model: str, rows: Sequence[Row]) -> list[Claim]:
             continue
         row = next(row for row in rows if row["degree"] == degree)
         says = f"{names[degree]}, sparsification takes {100 * stated:.1f} % of {model}'s training"
-        found, why = share[degree], _why(model, row, stated)
+        found = share[degree]
+        why = _why(model, row, stated)
         claims.append(effect(says, PLACE, f"{100 * found:.1f} %", found, stated, why, NEAR))
     values = [share[degree] for degree in sorted(share)]
     falls = values == sorted(values, reverse=True) and values[0] > values[-1]

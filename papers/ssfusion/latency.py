@@ -32,7 +32,8 @@ RANDOM = "randomk"
 """Figure 4's fifth. Here it draws the same elements on all ranks, so its drawing is timed, and the
 copy of what is drawn."""
 SIZES = (2**8, 2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22)
-MANY, SMALL = 256, 2**10
+MANY = 256
+SMALL = 2**10
 """So many tensors of so many elements are selected from apart, and as one."""
 ROUNDS = {False: 30, True: 5}
 """By ``quick``."""
@@ -40,7 +41,9 @@ FLAT = 1.25
 """The factor up to which seconds count as about the same: the paper's grow by 1.06 / 0.85."""
 ALIKE = 2**18
 """The size at which sparsifiers are compared with DGC."""
-APART, TOGETHER, ONE = "apart", "in one call", "as one"
+APART = "apart"
+TOGETHER = "in one call"
+ONE = "as one"
 
 
 def measured(calls: Mapping[str, TimedCall], rounds: int) -> dict[str, float]:
@@ -63,7 +66,8 @@ def _codec(name: str) -> Compressor:
 def _encode(name: str, grad_N: Tensor) -> TimedCall:
     if name == RANDOM:
         return _draw(grad_N)
-    codec, spec = _codec(name), TensorSpec("gradient", grad_N.numel())
+    codec = _codec(name)
+    spec = TensorSpec("gradient", grad_N.numel())
     buffer = torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8)
     return partial(codec.encode, codec.init(spec), grad_N, buffer=buffer)
 
@@ -128,7 +132,8 @@ def _row(name: str, sparsifier: str, num_tensors: int, numel: int, taken_s: floa
 
 def many(rounds: int) -> dict[str, float]:
     """Seconds of many small tensors by DGC: each by itself, all in one call, and as one vector."""
-    codec, spec = _codec(SPARSIFIER), TensorSpec("small", SMALL)
+    codec = _codec(SPARSIFIER)
+    spec = TensorSpec("small", SMALL)
     grads = [_gradient(SMALL) for _ in range(MANY)]
     sizes = codec.format(spec).size_bytes
     buffers = [torch.zeros(sizes, dtype=torch.uint8) for _ in grads]
@@ -159,8 +164,10 @@ def flat_claim(rows: Sequence[Row]) -> Claim:
     says = "below 100 KB DGC takes about as long whatever the size (0.85 ms on their GPU)"
     if len(small) < 2:
         return Claim(says, "section III-B, figure 4", "not measured", None)
-    first, last = small[0], small[-1]
-    grows, longer = own[last] / own[first], last / first
+    first = small[0]
+    last = small[-1]
+    grows = own[last] / own[first]
+    longer = last / first
     return Claim(
         says,
         "section III-B, figure 4",
@@ -176,7 +183,8 @@ def flat_claim(rows: Sequence[Row]) -> Claim:
 
 def many_claims(taken: Mapping[str, float]) -> list[Claim]:
     """The cost of many small tensors beside that of one of as many elements."""
-    apart, together = taken[APART] / taken[ONE], taken[TOGETHER] / taken[ONE]
+    apart = taken[APART] / taken[ONE]
+    together = taken[TOGETHER] / taken[ONE]
     about = f"{MANY} tensors of {SMALL} elements"
     slower = apart > FLAT
     return [
@@ -216,7 +224,8 @@ def table3_claims(rows: Sequence[Row]) -> list[Claim]:
     """The claims of table 3 about the CPU beside ours; the GPU's are not measured."""
     ours = [number(row, "taken_s") for row in rows]
     theirs = [number(row, "paper_cpu_s") for row in rows]
-    grows, printed = ours[-1] / ours[0], theirs[-1] / theirs[0]
+    grows = ours[-1] / ours[0]
+    printed = theirs[-1] / theirs[0]
     agrees = printed / FLAT <= grows <= printed * FLAT
     told = ", ".join(f"{1e3 * taken:.3g}" for taken in ours)
     return [

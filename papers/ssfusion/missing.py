@@ -30,7 +30,8 @@ from gradwire_bench.workloads.task import TrainingTask
 from ..deft.setting import LSTM, RESNET
 from ..frame import Ask, Claim, Findings, Row
 
-DENSITY, NUM_RANKS = 0.01, 4
+DENSITY = 0.01
+NUM_RANKS = 4
 DEGREES = (0, 20, 40, 60, 80, 100)
 """The share of the tensors that are fused, in per cent; with 0 each is a message of its own."""
 NUM_STEPS = {False: 40, True: 5}

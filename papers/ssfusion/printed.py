@@ -44,8 +44,12 @@ FIGURE_9_GATHER_S = ((1.24, 12.02), (2.96, 28.09))
 FIGURE_9_REDUCE_S = ((0.15, 0.35), (0.52, 0.91))
 """Seconds for two models that are not named, on the fewest and the most GPUs."""
 
-HIPRESS, ESPRESSO, OKTOPK, SPARDL = "HiPress", "Espresso", "Ok-Topk", "SparDL"
-OMGS, CUPCAKE = "OMGS", "Cupcake"
+HIPRESS = "HiPress"
+ESPRESSO = "Espresso"
+OKTOPK = "Ok-Topk"
+SPARDL = "SparDL"
+OMGS = "OMGS"
+CUPCAKE = "Cupcake"
 BASELINES = (HIPRESS, ESPRESSO, OKTOPK, SPARDL, OMGS, CUPCAKE)
 """The schemes that every experiment compares."""
 

@@ -48,7 +48,8 @@ def table5(
     cluster = CLOUD.cluster(num_ranks)
     for done, model in ask.each(models):
         ask.report(done, model)
-        profile, length = CLOUD.profile(model), LENGTHS[model]
+        profile = CLOUD.profile(model)
+        length = LENGTHS[model]
         start_s = perf_counter()
         plan = load("planner", "ssfusion")(profile, cluster)
         planning_s = perf_counter() - start_s

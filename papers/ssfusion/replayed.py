@@ -17,7 +17,8 @@ from ..rows import number
 from .compare import shown
 from .printed import FIGURE_11
 
-OURS, DENSE = "selective_fusion", "ddp"
+OURS = "selective_fusion"
+DENSE = "ddp"
 SSFUSION = "ssfusion"
 RIVALS = ("omgs", "cupcake")
 PLANNERS = (DENSE, *RIVALS, SSFUSION, OURS)
@@ -25,7 +26,8 @@ MODELS = ("resnet50", "bert_base")
 """Models that eight ranks can hold here beside each other; the paper's are larger."""
 RATE_BYTES_PER_S = 1.25e8
 """A link of 1 Gbit/s: on eight hosts dense gradients then take several times the computation."""
-SCALE, SLOWDOWN = 32.0, 4.0
+SCALE = 32.0
+SLOWDOWN = 4.0
 """The factors of bytes and rates, and of all seconds.
 
 At a slowdown of 1 eight ranks' selections wait for two cores, which made plans that encode each

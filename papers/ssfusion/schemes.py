@@ -26,8 +26,11 @@ from ..rows import number
 from .printed import FIGURE_5_S, SMALL_NUMEL
 from .setting import DENSITY, LOCAL, LOCAL_RANKS, SPARSIFIER
 
-PER_TENSOR, MULTI, SELECTIVE = "per-tensor", "multi-tensor", "selective"
-NEAR, CLOSE = 0.05, 0.1
+PER_TENSOR = "per-tensor"
+MULTI = "multi-tensor"
+SELECTIVE = "selective"
+NEAR = 0.05
+CLOSE = 0.1
 """Within which a share counts as the paper's, where a quarter of it is more, and an iteration as
 close to another one."""
 PLACE = "section III-C, figure 5"
@@ -36,7 +39,8 @@ PLACE = "section III-C, figure 5"
 def apart(profile: Profile, groups: Sequence[list[Arrival]], small: int) -> Plan:
     """The plan of groups in which each tensor of more than ``small`` elements is sparsified by
     itself, in the backward pass, and the others travel dense."""
-    messages, exchanges = [], {}
+    messages = []
+    exchanges = {}
     for number_, group in enumerate(groups):
         sparse = [one for one in group if one.tensor.numel > small]
         name = f"group {number_}" if sparse else DENSE

@@ -16,7 +16,8 @@ from gradwire.planning.data.profile import Profile
 from .printed import FIGURE_2, FIGURE_5_S, KB, TABLE_3_CPU_S, TABLE_3_GPU_S, TABLE_3_KB
 
 GBIT = 1e9 / 8
-DENSITY, SPARSIFIER = 0.01, "dgc"
+DENSITY = 0.01
+SPARSIFIER = "dgc"
 MODELS = ("resnet152", "vit_large", "bert_large", "gpt2_large")
 """Figure 11's."""
 RANKS = (16, 32, 64)
@@ -36,7 +37,8 @@ def _line(seconds: tuple[float, ...]) -> LineFit:
     return fit_line(zip(sizes, seconds, strict=True))
 
 
-GPU, CPU = _line(TABLE_3_GPU_S), _line(TABLE_3_CPU_S)
+GPU = _line(TABLE_3_GPU_S)
+CPU = _line(TABLE_3_CPU_S)
 """Table 3: DGC's selection over elements of 4 bytes."""
 NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)
 WHOLE = ("oktopk", "spardl")
@@ -66,7 +68,8 @@ class Reading:
         beside = GPU if on_gpu else CPU
         codecs = {name: _times(beside, self.slower.get(name, 1.0)) for name in names}
         of_all = {name: _codec(_times(GPU, self.slower.get(name, 1.0))) for name in WHOLE}
-        count, rate = self.gpus_per_node, self.rate_gbit * GBIT
+        count = self.gpus_per_node
+        rate = self.rate_gbit * GBIT
         return Cluster(
             num_ranks=num_ranks,
             rate_bytes_per_s=rate,

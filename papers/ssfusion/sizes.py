@@ -34,7 +34,8 @@ def _row(model: str) -> Row:
 def claim_of(row: Row) -> Claim:
     """The printed shares of one model beside the row's; both must agree to the last decimal."""
     stated, size = TABLE_2[str(row["name"])]
-    ours, ours_of_size = number(row, "fraction_small"), number(row, "fraction_small_in_size")
+    ours = number(row, "fraction_small")
+    ours_of_size = number(row, "fraction_small_in_size")
     why = [*_why_number(row, stated), *_why_size(row, size)]
     return Claim(
         f"{100 * stated:.2f} % of {row['name']}'s tensors are small, and {100 * size:.2f} % of "
@@ -59,7 +60,8 @@ def _why_number(row: Row, stated: float) -> list[str]:
 
 
 def _why_size(row: Row, stated: float) -> list[str]:
-    found, over = number(row, "fraction_small_in_size"), number(row, "fraction_small_over_large")
+    found = number(row, "fraction_small_in_size")
+    over = number(row, "fraction_small_over_large")
     if _is_printed(found, stated):
         return []
     return [

@@ -41,7 +41,8 @@ LITERAL = replace(COMMON, bound="none")
 def figure11(ask: Ask, models: Sequence[str] = MODELS, ranks: Sequence[int] = RANKS) -> Findings:
     """Throughput on 16 to 64 GPUs, and on the most of them under other readings."""
     if ask.quick:
-        models, ranks = models[:2], (ranks[0], ranks[-1])
+        models = models[:2]
+        ranks = (ranks[0], ranks[-1])
     most = max(ranks)
     cases = [Case(CLOUD, model, n) for model, n in product(models, ranks)]
     readings_too = (AS_FIGURE_9, AS_FIGURE_2, AS_NODES)

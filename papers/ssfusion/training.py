@@ -42,7 +42,9 @@ SEEDS = {False: (0, 1, 2), True: (0,)}
 """By ``quick``."""
 WARM_UP = 0.1
 """The share of the steps in which the learning rate goes up before it comes down."""
-DENSE, SSFUSION, APART = "dense", "SSFusion", "tensor by tensor"
+DENSE = "dense"
+SSFUSION = "SSFusion"
+APART = "tensor by tensor"
 FOLDER = "trainings"
 
 

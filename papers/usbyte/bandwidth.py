@@ -176,7 +176,8 @@ def range_claim(rows: Sequence[Row], rival: str) -> Claim:
 
 def stable_claim(rows: Sequence[Row], models: Sequence[str]) -> Claim:
     """Whether no model trains much slower at 60 than at 100 Gbit/s."""
-    says, place = "speed remains stable from 60 to 100 Gbit/s", "section 6.4, figure 14"
+    says = "speed remains stable from 60 to 100 Gbit/s"
+    place = "section 6.4, figure 14"
     speed = {(r["name"], r["rate_gbit"]): number(r, "samples_per_s_usbyte") for r in rows}
     lost = {
         model: 1 - speed[model, 60] / speed[model, 100]

@@ -42,7 +42,8 @@ def figure15(
     rows: list[Row] = []
     for done, (model, size) in ask.each(list(itertools.product(models, sizes_mbit))):
         ask.report(done, f"{model} at S_p = {size:g} Mb")
-        profile, cluster = profile_of(model), cluster_2()
+        profile = profile_of(model)
+        cluster = cluster_2()
         rows.append(
             {
                 "name": model,
@@ -81,7 +82,8 @@ def _below(rows: Sequence[Row]) -> Claim:
     longest = max(float(str(row["planning_s"])) for row in rows)
     says = "planning takes less than 10 s whatever S_p is"
     agrees = longest < 10
-    ours, why = f"at most {longest:.2g} s", "" if agrees else WHY_SLOW
+    ours = f"at most {longest:.2g} s"
+    why = "" if agrees else WHY_SLOW
     return Claim(says, "section 6.5, figure 15", ours, agrees, why)
 
 

@@ -85,7 +85,8 @@ def _paper(model: str, planner: str) -> Row:
 def _own(measured: Sequence[Row], model: str, planner: str) -> Row:
     by_planner = {str(row["name"]): row for row in measured if row["model"] == model}
     own = by_planner[planner]
-    seconds, predicted_s = float(str(own["measured_s"])), float(str(own["simulated_s"]))
+    seconds = float(str(own["measured_s"]))
+    predicted_s = float(str(own["simulated_s"]))
     row: Row = {
         "measured_s": seconds,
         "simulated_s": predicted_s,

@@ -149,12 +149,14 @@ def equation_claim(rows: Sequence[Row]) -> Claim:
     """Whether both terms grow with the nodes as equation 14 says, from those of 8 nodes."""
     says = "a = 2(N-1) alpha and b = 2(N-1)/N beta with N nodes"
     place = "section 6.2, equation 14"
-    found, whole = fits(rows), travel("all_reduce", RANKS)
+    found = fits(rows)
+    whole = travel("all_reduce", RANKS)
     off: dict[str, float] = {}
     for (name, num_ranks), line in found.items():
         if num_ranks == RANKS:
             continue
-        base, own = found[name, RANKS], travel("all_reduce", num_ranks)
+        base = found[name, RANKS]
+        own = travel("all_reduce", num_ranks)
         terms = {
             "a": line.alpha_s / (base.alpha_s * own.rounds / whole.rounds),
             "b": line.per_unit_s / (base.per_unit_s * own.copies / whole.copies),

@@ -15,7 +15,8 @@ from ..rows import POINTS, draw, number
 NODES = (2, 4, 8)
 NATIVE, OWN = SIDES = ("DDP", "US-Byte")
 RATE_BYTES_PER_S = 1.25e8
-NUM_IMAGES, BATCH = 4096, 32
+NUM_IMAGES = 4096
+BATCH = 32
 NUM_EPOCHS = {False: 12, True: 3}
 """By ``quick``."""
 GOAL = {False: 0.8, True: 1.2}
@@ -26,7 +27,9 @@ def figure12(
     ask: Ask, nodes: Sequence[int] = NODES, num_images: int = NUM_IMAGES, goal: float | None = None
 ) -> Findings:
     """The held-out loss of a convolutional network by epoch, under DDP and by US-Byte's plans."""
-    goal, rows, notes = goal or GOAL[ask.quick], list[Row](), list[str]()
+    goal = goal or GOAL[ask.quick]
+    rows = list[Row]()
+    notes = list[str]()
     for done, num_nodes in ask.each(nodes):
         settings = {
             "num_images": num_images,

@@ -22,7 +22,9 @@ LR = 0.005
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """By side the held-out loss after each epoch; messages of the plan, and overlapped steps."""
     torch.set_num_threads(1)
-    rank, world, num_epochs = dist.get_rank(), dist.get_world_size(), settings["num_epochs"]
+    rank = dist.get_rank()
+    world = dist.get_world_size()
+    num_epochs = settings["num_epochs"]
     images, classes = patterns.draw(settings["num_images"], torch.Generator().manual_seed(0))
     held_out = patterns.draw(1000, torch.Generator().manual_seed(1))
     found: dict[str, Any] = {}
@@ -30,7 +32,9 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
         torch.manual_seed(0)
         model = ConvNet()
         optimizer = torch.optim.SGD(model.parameters(), lr=LR * world, momentum=0.9)
-        handle, trained, losses = None, model, list[float]()
+        handle = None
+        trained = model
+        losses = list[float]()
         if name == "DDP":
             trained = DistributedDataParallel(model)  # type: ignore[assignment]
         else:

@@ -58,11 +58,13 @@ class SecondPhase:
         layer_of = {t.name: i for i, layer in enumerate(profile.layers) for t in layer.tensors}
         backward_s = timing.backward_end_s[0]
         ready_s_L = np.full(len(profile.layers), backward_s)
-        block_s, layers = [], []
+        block_s = []
+        layers = []
         start_s = float("inf")
         for place, message in enumerate(plan.messages):
             layer = layer_of[message.chunks[0].tensor]
-            begun_s, ended_s = timing.message_start_s[place], timing.message_end_s[place]
+            begun_s = timing.message_start_s[place]
+            ended_s = timing.message_end_s[place]
             if begun_s < backward_s:
                 ready_s_L[layer] = max(ready_s_L[layer], ended_s)
                 continue
@@ -121,7 +123,8 @@ def claim_of(rows: Sequence[Row], orders: int) -> Claim:
 
 
 def _row(model: str, orders: int) -> Row:
-    profile, cluster = profile_of(model), cluster_1(RANKS)
+    profile = profile_of(model)
+    cluster = cluster_1(RANKS)
     plan = load("planner", "usbyte")(profile, cluster, basic_partition_bytes=4 * MBIT)
     phase = SecondPhase.of(plan, profile, cluster)
     num_blocks = len(phase.block_s_K)

@@ -47,7 +47,9 @@ def table5(ask: Ask, models: Sequence[str] = MODELS, repeats: int | None = None)
 
 
 def _row(model: str, repeats: int) -> Row:
-    profile, cluster, cut = profile_of(model), OURS.cluster(RANKS), buckets(profile_of(model))
+    profile = profile_of(model)
+    cluster = OURS.cluster(RANKS)
+    cut = buckets(profile_of(model))
     instance = Instance.of(profile, cluster, cut, BASIC_BYTES)
     blocks = greedy(instance).blocks
     first = {one.bucket: place for place, one in reversed(list(enumerate(blocks)))}

@@ -149,7 +149,8 @@ class Compared:
 
 def compare(reading: Reading, model: str, num_ranks: int, trials: int = 0) -> Compared:
     """The three planners under one reading; with ``trials`` their settings are searched for."""
-    profile, cluster = profile_of(model, reading.by_tensor), reading.cluster(num_ranks)
+    profile = profile_of(model, reading.by_tensor)
+    cluster = reading.cluster(num_ranks)
     plan, rival = _plans(reading, profile, cluster, trials)
     wfbp = load("planner", "wfbp")(profile, cluster)
     basic_bytes = int(plan.settings["basic_partition_bytes"])
@@ -161,8 +162,10 @@ def compare(reading: Reading, model: str, num_ranks: int, trials: int = 0) -> Co
     sent = 1.0
     if reading.usbyte == "printed":
         lossy = plan_as_printed(profile, cluster, basic_bytes)
-        seconds["usbyte"], sent = lossy.iteration_s, lossy.fraction_sent
-    size, credit = rival.settings["partition_bytes"], rival.settings["credit"]
+        seconds["usbyte"] = lossy.iteration_s
+        sent = lossy.fraction_sent
+    size = rival.settings["partition_bytes"]
+    credit = rival.settings["credit"]
     most = most_over_wfbp(profile, cluster) if reading.usbyte == "sound" else None
     return Compared(
         seconds=seconds,
@@ -174,7 +177,8 @@ def compare(reading: Reading, model: str, num_ranks: int, trials: int = 0) -> Co
 
 def _plans(reading: Reading, profile: Profile, cluster: Cluster, trials: int) -> tuple[Plan, Plan]:
     """US-Byte's plan and ByteScheduler's."""
-    ours, other = load("planner", "usbyte"), load("planner", "bytescheduler")
+    ours = load("planner", "usbyte")
+    other = load("planner", "bytescheduler")
     if reading.usbyte == "merged":
         ours = partial(load("planner", "usbyte_extended"), credit=1)
     elif reading.usbyte == "free":
@@ -216,7 +220,8 @@ def needed_messages(
     The second number assumes that none of WFBP's communication hides behind the backward pass, so
     it is the least.
     """
-    profile, cluster = profile_of(model, reading.by_tensor), reading.cluster(num_ranks)
+    profile = profile_of(model, reading.by_tensor)
+    cluster = reading.cluster(num_ranks)
     compute_s = profile.forward_s + profile.backward_s
     bytes_s = cluster.beta_s_per_byte * profile.size_bytes
     latency_s = (1 + improvement) * usbyte_s - compute_s - bytes_s

@@ -36,7 +36,8 @@ Range = tuple[float, float]
 FIGURE_10: dict[str, Range] = {"bytescheduler": (0.11, 0.26), "wfbp": (0.21, 0.56)}
 FIGURE_18: dict[str, Range] = {"bytescheduler": (0.28, 0.69), "wfbp": (2.34, 3.32)}
 SHOWN = {"usbyte": "US-Byte", "bytescheduler": "ByteScheduler", "wfbp": "WFBP"}
-TRIALS, QUICK_TRIALS = 20, 4
+TRIALS = 20
+QUICK_TRIALS = 4
 """The numbers of settings tried where settings are searched for."""
 NEARLY_LINEAR = 0.9
 SEARCHED = (
@@ -185,11 +186,13 @@ def _row(reading: Reading, model: str, num_ranks: int, found: Compared) -> Row:
 
 def _add_needed(row: Row) -> None:
     """Adds the messages that WFBP sends, and how many the paper's least improvement would need."""
-    model, num_ranks = str(row["model"]), int(str(row["num_ranks"]))
+    model = str(row["model"])
+    num_ranks = int(str(row["num_ranks"]))
     usbyte_s = num_ranks * profile_of(model).batch_size / _value(row, "samples_per_s_usbyte")
     least = FIGURE_18["wfbp"][0]
     sent, needed = needed_messages(OURS, model, num_ranks, usbyte_s, least)
-    row["num_messages_wfbp"], row["num_messages_wfbp_needed"] = sent, needed
+    row["num_messages_wfbp"] = sent
+    row["num_messages_wfbp_needed"] = needed
 
 
 def _closest(ask: Ask, models: Sequence[str], num_ranks: int) -> tuple[list[Row], tuple[str, ...]]:
@@ -253,7 +256,8 @@ def _claims(
 
 def _linear(ours: Sequence[Row]) -> Claim:
     """ResNet-50, if it was measured, against "approximately linear scaling efficiency"."""
-    says, place = "US-Byte scales ResNet-50 approximately linearly", "section 6.7, figure 18"
+    says = "US-Byte scales ResNet-50 approximately linearly"
+    place = "section 6.7, figure 18"
     row = next((row for row in ours if row["model"] == "resnet50"), None)
     if row is None:
         return Claim(says, place, "not measured", None)

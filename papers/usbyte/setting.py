@@ -18,11 +18,14 @@ BENCHMARKS = ("resnet50", "vgg16", "bert_base")
 """Figure 18's "three benchmark models": the text names ResNet-50; the others are assumed."""
 
 RANKS = 8
-A_1_S, B_1_S_PER_BYTE = 910.5e-6, 0.352e-10
+A_1_S = 910.5e-6
+B_1_S_PER_BYTE = 0.352e-10
 """Figure 9a: a and b of cluster 1, 8 nodes of one V100 at 10 Gbit/s."""
-A_2_S, B_2_S_PER_BYTE = 1318.6e-6, 2.406e-10
+A_2_S = 1318.6e-6
+B_2_S_PER_BYTE = 2.406e-10
 """Figure 9b: a and b of cluster 2, 8 nodes of one RTX 3090 at 100 Gbit/s."""
-RATE_1, RATE_2 = 1.25e9, 12.5e9
+RATE_1 = 1.25e9
+RATE_2 = 12.5e9
 """Bytes a second of the clusters' links (table 2)."""
 MBIT = 125_000
 """Bytes in the paper's "Mb", read as a megabit."""

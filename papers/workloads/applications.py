@@ -197,7 +197,8 @@ def movielens_ncf(
     A rank's batch has ``batch`` rated pairs and ``NEGATIVES`` times as many drawn ones.
     """
     data = movielens.load(folder)
-    num_users, num_items = len(data.user_fields_UF), len(data.item_fields_IF)
+    num_users = len(data.user_fields_UF)
+    num_items = len(data.item_fields_IF)
     last_N = torch.ones(len(data.users_N), dtype=torch.bool)
     last_N[:-1] = data.users_N[1:] != data.users_N[:-1]
     pairs_N2 = torch.stack([data.users_N, data.items_N], dim=1)
@@ -261,7 +262,8 @@ def movielens_deepfm(
     categories_NF, sizes = _click_fields(data)
     clicks_N = (data.ratings_N >= LIKED).float()
     held_out_N = torch.arange(len(clicks_N)) % 10 == 9
-    known_NF, known_N = categories_NF[~held_out_N], clicks_N[~held_out_N]
+    known_NF = categories_NF[~held_out_N]
+    known_N = clicks_N[~held_out_N]
     held_out = (categories_NF[held_out_N], clicks_N[held_out_N])
 
     def draw(step: int, rank: int, world: int) -> Batch:
@@ -287,8 +289,10 @@ def _click_fields(data: movielens.Ratings) -> tuple[Tensor, list[int]]:
     """Each rating's categories (N, F), and how many each field has."""
     users_NF = data.user_fields_UF[data.users_N]
     items_NF = data.item_fields_IF[data.items_N]
-    num_jobs, num_genres = movielens.USER_FIELDS[2], movielens.ITEM_FIELDS[0]
-    num_users, num_items = len(data.user_fields_UF), len(data.item_fields_IF)
+    num_jobs = movielens.USER_FIELDS[2]
+    num_genres = movielens.ITEM_FIELDS[0]
+    num_users = len(data.user_fields_UF)
+    num_items = len(data.item_fields_IF)
     crosses_NF = torch.stack(
         [data.users_N * num_genres + items_NF[:, 0], data.items_N * num_jobs + users_NF[:, 2]], 1
     )

@@ -46,7 +46,8 @@ def watched(text: Steps[T], see: Callable[[Verb], Verb]) -> Steps[T]:
 def _clocked(verb: Verb, spent: Spent, clock: Callable[[], float]) -> Verb:
     if not isinstance(verb, Compute):
         return verb
-    fn, key = verb.fn, (verb.name, verb.numel)
+    fn = verb.fn
+    key = (verb.name, verb.numel)
 
     def timed() -> Any:
         start_s = clock()

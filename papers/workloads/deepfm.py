@@ -44,7 +44,8 @@ class DeepFM(nn.Module):
         vectors_BFE = self.table(rows_BF)
         first_B = self.weights(rows_BF).sum(dim=(1, 2))
         # All pairs' products at once: half of (square of the sum less the sum of squares).
-        sum_BE, squares_BE = vectors_BFE.sum(1), vectors_BFE.square().sum(1)
+        sum_BE = vectors_BFE.sum(1)
+        squares_BE = vectors_BFE.square().sum(1)
         pairs_B = 0.5 * (sum_BE.square() - squares_BE).sum(1)
         deep_B1 = self.logit(self.layers(vectors_BFE.flatten(1)))
         logits_B: Tensor = first_B + pairs_B + deep_B1.squeeze(1)

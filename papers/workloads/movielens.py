@@ -40,7 +40,8 @@ class Ratings(NamedTuple):
     """Each item's first listed genre, and the decade of its release (0: unknown)."""
 
 
-USER_FIELDS, ITEM_FIELDS = (len(_AGES) + 1, 2, 21, 11), (19, 10)
+USER_FIELDS = (len(_AGES) + 1, 2, 21, 11)
+ITEM_FIELDS = (19, 10)
 """The number of categories of each field."""
 
 

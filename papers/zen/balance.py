@@ -68,12 +68,14 @@ def _model_rows(found: Capture, ranks: Sequence[int]) -> list[Row]:
 
     They are for elements, as the paper hashes them, and for whole rows where the gradient has rows.
     """
-    sets, rows = found.elements(max(ranks)), []
+    sets = found.elements(max(ranks))
+    rows = []
     units = [torch.from_numpy(one) for one in found.units]
     for n in ranks:
         row = _row(found.name, "elements", sets[:n], found.numel)
         if n == BOUNDARY_RANKS:
-            old, new = found.units[:n], found.units[n : 2 * n]
+            old = found.units[:n]
+            new = found.units[n : 2 * n]
             row["push_by_old_boundaries"] = max(by_boundaries(old, new, n))
         rows.append(row)
         if found.width > 1:
@@ -114,11 +116,10 @@ def _root(count: float, world: int) -> float:
 
 def _row(name: str, of: str, sets: Sequence[Tensor], numel: int) -> Row:
     world = len(sets)
-    ranged, hashed = (
-        Traffic.of(sets, numel),
-        Traffic.of(sets, numel, Permutation(numel, SEED).places),
-    )
-    smallest, merged = min(one.numel() for one in sets), int(hashed.pulled_W.sum())
+    ranged = Traffic.of(sets, numel)
+    hashed = Traffic.of(sets, numel, Permutation(numel, SEED).places)
+    smallest = min(one.numel() for one in sets)
+    merged = int(hashed.pulled_W.sum())
     return {
         "name": f"{name}, {world} ranks",
         "of": of,
@@ -180,7 +181,8 @@ def _theorem(rows: Sequence[Row]) -> Claim:
 
 
 def _example() -> Claim:
-    n, entries = 128, 1e7 * 0.5
+    n = 128
+    entries = 1e7 * 0.5
     value = sqrt(n * log(n) / entries)
     return Claim(
         "for n = 128, |G| = 10^7 and a density of 0.5, the square root is below 0.02",

@@ -27,7 +27,8 @@ from gradwire_bench.schedule.sharing import share_cores
 from gradwire_bench.testbed.ranks import Report
 
 _zen = load("collective", "zen")
-IN_COO, ROWS = "zen_in_coo", "zen_rows"
+IN_COO = "zen_in_coo"
+ROWS = "zen_rows"
 SCHEMES = (*sparse_rank.SCHEMES, IN_COO, ROWS)
 """``zen_in_coo`` is Balanced Parallelism without the hash bitmap; ``zen_rows`` sends whole units
 (rows of an embedding), the others single elements."""
@@ -91,7 +92,8 @@ def _measure_one(
     units: Units, engine: Engine, settings: dict[str, Any], report: Report
 ) -> dict[str, Any]:
     source_N = units.gradient(engine.rank)
-    work_N, dense_N = torch.empty_like(source_N), torch.empty_like(source_N)
+    work_N = torch.empty_like(source_N)
+    dense_N = torch.empty_like(source_N)
     sides = [
         TimedScheme(name, exchange_of(name, units.width), work_N, engine)
         for name in (DENSE, *settings["schemes"])

@@ -174,7 +174,9 @@ def capture(source: Source, num_ranks: int, report: Report) -> Capture:
     for step in range(WARM_UP):
         _backward(task, model, step, 0, 1)
         optimizer.step()
-    units, width, num_units = [], 1, 0
+    units = []
+    width = 1
+    num_units = 0
     for rank in range(num_ranks):
         report(rank / num_ranks, f"{source.name}, gradient {rank + 1} of {num_ranks}")
         _backward(task, model, WARM_UP, rank, num_ranks)

@@ -29,7 +29,8 @@ from .values import number
 from .volumes import union
 
 SERVERS = 16
-NUMEL, QUICK_NUMEL = 2**20, 2**17
+NUMEL = 2**20
+QUICK_NUMEL = 2**17
 DENSITIES = (0.01, 0.02, 1 / 32, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 FORMATS: dict[str, SparseFormat] = {
     "hash_bitmap": hash_bitmap(),

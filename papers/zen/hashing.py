@@ -27,10 +27,13 @@ from gradwire_lab.hashing import algorithm_1
 from ..frame import Ask, Claim, Findings, Row, effect
 from .values import number
 
-NUMEL, QUICK_NUMEL = 20_000_000, 2_000_000
-GPU_NUMEL, GPU_REPEATS = 214_000_000, 5
+NUMEL = 20_000_000
+QUICK_NUMEL = 2_000_000
+GPU_NUMEL = 214_000_000
+GPU_REPEATS = 5
 """The elements of DeepFM's embedding and the number of repeats, where there is a GPU."""
-PAPER_S, PAPER_GPU = 6e-3, "V100"
+PAPER_S = 6e-3
+PAPER_GPU = "V100"
 PARTS = 16
 DENSITY = 0.052
 """The density of DeepFM's embedding after a machine's GPUs were added up: section 5.3."""
@@ -38,7 +41,8 @@ MEMORIES = (1.0, 1.5, 2.0, 3.0, 4.0)
 """Values of r_1 over the number of entries: figure 16a."""
 HASHES = (1, 2, 3, 4)
 """Values of k: figure 16b."""
-BEST_MEMORY, BEST_HASHES = 2.0, 3
+BEST_MEMORY = 2.0
+BEST_HASHES = 3
 WAVES = 64
 """The number of waves in which all entries are placed: that of 11 million entries on a V100's
 164,000 threads, about."""
@@ -91,14 +95,16 @@ def place(
     placed = [0] * hashes
     part_K = _hash(indices_K, 0) % num_parts
     for wave_K, own_part_K in zip(indices_K.chunk(waves), part_K.chunk(waves), strict=True):
-        left_K, left_part_K = wave_K.long(), own_part_K
+        left_K = wave_K.long()
+        left_part_K = own_part_K
         for turn in range(hashes):
             at_K = left_part_K * room + _hash(left_K, turn + 1) % room
             free_K = table[at_K] == EMPTY
             table[at_K[free_K]] = left_K[free_K]
             fails_K = table[at_K] != left_K
             placed[turn] += int((~fails_K).sum())
-            left_K, left_part_K = left_K[fails_K], left_part_K[fails_K]
+            left_K = left_K[fails_K]
+            left_part_K = left_part_K[fails_K]
     return Placed(indices_K.numel(), num_parts * room, tuple(placed))
 
 
@@ -144,7 +150,8 @@ def _entries(numel: int, device: str) -> Entries:
 
 def kernel_s(entries: Entries, numel: int, memory: float, hashes: int) -> float:
     """The median seconds of algorithm 1 on the device of ``entries``, all launches included."""
-    permutation, seconds = Permutation(numel), []
+    permutation = Permutation(numel)
+    seconds = []
     parallel = round(memory * entries.indices_K.numel())
     for _ in range(GPU_REPEATS + 1):
         start_s = time.perf_counter()
@@ -215,7 +222,8 @@ def _memory_claims(by_memory: dict[float, Row]) -> list[Claim]:
         return []
     one, two, four = (by_memory[memory] for memory in (1.0, 2.0, 4.0))
     fewer = _serial(one) > 3 * _serial(two)
-    gained, read = _serial(two) - _serial(four), number(four, "words_read_an_entry")
+    gained = _serial(two) - _serial(four)
+    read = number(four, "words_read_an_entry")
     return [
         Claim(
             "from r_1 = |G| d to 2 |G| d the cost falls notably, as less is written serially "
@@ -300,7 +308,8 @@ def _seconds_claim(row: Row | None) -> Claim:
     says = "hashing DeepFM's embedding of 214 million elements at 5.2 % takes around 6 ms on a V100"
     if row is None or "gpu_s" not in row:
         return Claim(says, "section 5.3", "not measured: no GPU", None)
-    seconds, device = number(row, "gpu_s"), str(row["gpu"])
+    seconds = number(row, "gpu_s")
+    device = str(row["gpu"])
     ours = f"{1e3 * seconds:.1f} ms on {device}"
     if PAPER_GPU not in device:
         return Claim(says, "section 5.3", ours, None, f"another GPU than the paper's {PAPER_GPU}")

@@ -29,7 +29,8 @@ from ..workloads.applications import text_lstm, text_transformer
 from .captures import DENSITY
 
 RANKS = 4
-STEPS, QUICK_STEPS = 120, 12
+STEPS = 120
+QUICK_STEPS = 12
 POINTS = "losses"
 """The key of a row's curve: the loss of each step, in the JSON file and the picture only."""
 UNPRINTED = frozenset({POINTS})

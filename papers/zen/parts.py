@@ -47,7 +47,9 @@ def figure17b(ask: Ask, models: Sequence[str] = MODELS, links: Links | None = No
 
 
 def _row17b(model: str, own: Mapping[str, Gain]) -> Row:
-    ranges, in_coo, bitmap = own["sparse_ps"], own["zen_in_coo"], own[ZEN]
+    ranges = own["sparse_ps"]
+    in_coo = own["zen_in_coo"]
+    bitmap = own[ZEN]
     row: Row = {
         "name": model,
         "speedup_ranges_in_coo": ranges.measured,
@@ -57,7 +59,8 @@ def _row17b(model: str, own: Mapping[str, Gain]) -> Row:
         "fraction_gained_by_bytes": bitmap.by_bytes / in_coo.by_bytes - 1,
     }
     if model == "lstm":
-        hashed, all_of_it = _training(in_coo.measured), _training(bitmap.measured)
+        hashed = _training(in_coo.measured)
+        all_of_it = _training(bitmap.measured)
         row["speedup_of_training_in_coo"] = hashed
         row["speedup_of_training_hash_bitmap"] = all_of_it
         row["fraction_gained_in_training"] = all_of_it / hashed - 1

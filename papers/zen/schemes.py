@@ -52,7 +52,8 @@ turns dense where that pays."""
 NEARLY = 0.01
 MARGINAL = 0.2
 """The share of an all-reduce's time below which a gain is marginal."""
-SMALL, SMALL_RANKS = "lstm, one sentence", 8
+SMALL = "lstm, one sentence"
+SMALL_RANKS = 8
 PAPER_DENSITY = 0.0247
 UNPRINTED = frozenset({"model", *(f"predicted_{key}" for key in FORMULAS.values())})
 
@@ -131,7 +132,8 @@ def _formula_note(rows: Sequence[Row]) -> str:
         for row in rows
         for key in FORMULAS.values()
     ]
-    least, most = min(off), max(off)
+    least = min(off)
+    most = max(off)
     return (
         "the planner's formulas, which know densities, overlaps and skew but not the sets, give "
         f"{100 * least[0]:+.0f} % ({least[1]}, {least[2]}) to {100 * most[0]:+.0f} % ({most[1]}, "

@@ -24,7 +24,8 @@ from .captures import DENSITY, MODELS, SOURCES, Capture, captured, lacking, pres
 from .values import by_number, listed, number
 from .volumes import blocks
 
-RANKS, QUICK_RANKS = 128, 32
+RANKS = 128
+QUICK_RANKS = 32
 BINS = 20
 """The number of bins of the distribution of overlap ratios, from 0 to 1."""
 LEAST_OVERLAP = 0.05
@@ -200,7 +201,8 @@ def farthest(one: Sequence[float], other: Sequence[float]) -> float:
 
 def _within_a_deviation(row: Row) -> float:
     """The share of a model's overlap ratios within one standard deviation of their mean."""
-    mean, deviation = number(row, "overlap_mean"), number(row, "overlap_deviation")
+    mean = number(row, "overlap_mean")
+    deviation = number(row, "overlap_deviation")
     overlaps = listed(row, "overlaps")
     return sum(abs(one - mean) <= deviation for one in overlaps) / len(overlaps)
 
@@ -336,7 +338,8 @@ def claims3b(rows: Sequence[Row]) -> tuple[Claim, ...]:
     row = next((row for row in rows if row["name"] == "lstm"), None)
     if row is None:
         return (Claim(says, place, "not measured", None),)
-    ratio, most = number(row, f"skewness_{parts}"), 1 / number(row, "fraction_density")
+    ratio = number(row, f"skewness_{parts}")
+    most = 1 / number(row, "fraction_density")
     agrees = ratio > LSTM_SKEW
     why = "" if agrees else WHY_LESS_SKEW.format(most=most, share=100 * ratio / most)
     return (Claim(says, place, f"{ratio:.1f}", agrees, why),)

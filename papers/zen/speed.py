@@ -223,7 +223,8 @@ def _best_over(found: Gains, scheme: str) -> Gain:
 
 
 def _over_claim(found: Gains, scheme: str) -> Claim:
-    ours, paper = _best_over(found, scheme), PAPER_OVER[scheme]
+    ours = _best_over(found, scheme)
+    paper = PAPER_OVER[scheme]
     says = f"ZEN is up to {paper} times as fast as {SHOWN[scheme]}"
     return faster(says, PLACE, f"up to {ours.measured:.2f} times", ours, paper)
 

@@ -120,7 +120,8 @@ def measured(ask: Ask, part: Part) -> tuple[list[Row], bool]:
 
 def _measured_row(part: Part, hosts: int, ranks: Sequence[Mapping[str, Any]]) -> Row:
     """Medians of steps, each as long as on its slowest rank, without the first, which warms up."""
-    step_s, computing_s = {}, []
+    step_s = {}
+    computing_s = []
     for scheme in SCHEMES:
         steps = list(zip(*(one[scheme][1:] for one in ranks), strict=True))
         step_s[scheme] = median(max(seconds for seconds, *_ in step) for step in steps)
@@ -188,10 +189,12 @@ def _speedup_claim(
 
 def _growing(ask: Ask, part: Part, by_model: Mapping[str, Sequence[Row]]) -> Claim:
     """ZEN's speedup over SparCML and OmniReduce, by the number of machines, in the simulation."""
-    falls, shown = [], []
+    falls = []
+    shown = []
     for model, rows in by_model.items():
         for scheme in ("sparcml", "omnireduce") if rows else ():
-            first, last = over(rows[0], scheme), over(rows[-1], scheme)
+            first = over(rows[0], scheme)
+            last = over(rows[-1], scheme)
             shown.append(f"{model} over {SHOWN[scheme]} {first:.2f} to {last:.2f}")
             if last <= first:
                 falls.append(f"{model} over {SHOWN[scheme]}")

@@ -49,7 +49,8 @@ class _Message:
         self.grad_N = torch.zeros(spec.numel)
         for parameter, view in zip(parameters, views_in(self.grad_N, parameters), strict=True):
             parameter.grad = view
-        self.exchange, self.member = exchange, Member(engine.rank, engine.world)
+        self.exchange = exchange
+        self.member = Member(engine.rank, engine.world)
         self.state = exchange.init(spec, engine.world)
 
 
@@ -60,7 +61,8 @@ class _Side:
         self, scheme: str, settings: dict[str, Any], task: TrainingTask, engine: Engine
     ) -> None:
         torch.manual_seed(task.seed)
-        self.task, self.engine = task, engine
+        self.task = task
+        self.engine = engine
         self.model = task.make_model()
         named = dict(self.model.named_parameters())
         self.optimizer = task.make_optimizer(named.values())

@@ -40,7 +40,8 @@ def grown(sets: Sequence[Tensor], numel: int) -> list[list[int]]:
 
     Only whole groups are counted: 6 sets give 6, 3 and 1 sizes.
     """
-    sizes, level = [], list(sets)
+    sizes = []
+    level = list(sets)
     while level:
         sizes.append([one.numel() for one in level])
         pairs = zip(level[::2], level[1::2], strict=False)
@@ -112,7 +113,8 @@ def busiest_bytes(
 ) -> dict[str, float]:
     """The bytes in the busiest direction of a link, by scheme; ``sizes`` is ``grown(sets)``."""
     world = len(sets)
-    ranged, hashed = Traffic.of(sets, numel), Traffic.of(sets, numel, places)
+    ranged = Traffic.of(sets, numel)
+    hashed = Traffic.of(sets, numel, places)
     blocked = Traffic.of([blocks(one) for one in sets], num_units(numel, BLOCK))
     part_bitmap_bytes = num_units(part_length(numel, world), 8)
     own = [one.numel() for one in sets]

@@ -79,7 +79,10 @@ def _is_winograd(args: tuple[Any, ...]) -> bool:
     The arguments are those of aten.convolution: x, weight, bias, stride, padding, dilation, _, _,
     groups.
     """
-    kernel, stride, dilation, groups = args[1].shape[2:], args[3], args[5], args[8]
+    kernel = args[1].shape[2:]
+    stride = args[3]
+    dilation = args[5]
+    groups = args[8]
     return tuple(kernel) == (3, 3) and {*stride, *dilation, groups} == {1}
 
 

@@ -67,7 +67,8 @@ class Transformer(nn.Module):
             )
             for is_decoder in (False, True)
         )
-        self.encoder_norm, self.decoder_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.encoder_norm = nn.LayerNorm(width)
+        self.decoder_norm = nn.LayerNorm(width)
 
     def forward(self, ids: Tensor) -> Tensor:
         memory = self.embedding(ids)

@@ -134,7 +134,8 @@ class Generator(nn.Module):
         x = self.attention(self.blocks(images))
         pooled = functional.adaptive_avg_pool2d(x, 1) if self.is_light else x
         style_BC = self.dense(pooled.flatten(1))
-        gamma_BC, beta_BC = self.gamma(style_BC), self.beta(style_BC)
+        gamma_BC = self.gamma(style_BC)
+        beta_BC = self.beta(style_BC)
         for block in self.adaptive:
             x = block(x, gamma_BC, beta_BC)
         for block in self.up:

@@ -111,7 +111,8 @@ class UnknownName(InvalidSetting, AttributeError):
     """A name that no file of the asked folder bears (an AttributeError too, so hasattr works)."""
 
     def __init__(self, kind: str, given: object, known: Iterable[str]) -> None:
-        names, text = sorted(known), shown(given)
+        names = sorted(known)
+        text = shown(given)
         close = closest(given, names) if isinstance(given, str) else None
         hint = f"did you mean {close!r}?" if close else "choose one of these"
         super().__init__(f"no {kind} is called {text}; there are: {', '.join(names)}; {hint}")

@@ -35,7 +35,9 @@ from gradwire.runtime.step.figures import kept_bytes
 SPEC = TensorSpec("weight", 2**20, shapes=((1024, 1024),))
 """The gradient whose bytes a page states: a matrix of float32."""
 WORLDS = (2, 4, 16)
-NUMEL, WORLD, STEPS = 2**16, 4, 6
+NUMEL = 2**16
+WORLD = 4
+STEPS = 6
 PER_ELEMENT = "bytes an element"
 KEPT = "kept bytes an element"
 HEADS = {
@@ -131,7 +133,8 @@ def _paragraphs(header: str) -> Iterator[str]:
             continue
         found: list[str] = []
         for line in lines:
-            is_item, is_in_item = line.startswith("    - "), bool(found) and found[-1][:2] == "- "
+            is_item = line.startswith("    - ")
+            is_in_item = bool(found) and found[-1][:2] == "- "
             begins = not found or is_item or (is_in_item and not line.startswith("      "))
             if begins or _FIELD.match(line):
                 found.append(line.strip())
@@ -208,7 +211,8 @@ def tables(text: str) -> Iterator[Measurements]:
     section = said = ""
     for block in re.split(r"\n\s*\n", text):
         if block.startswith("#"):
-            section, said = block.lstrip("# ").partition("\n")[0], ""
+            section = block.lstrip("# ").partition("\n")[0]
+            said = ""
         elif block.lstrip().startswith("| "):
             head, _, *rows = (
                 [one.strip() for one in line.strip().strip("|").split("|")]
@@ -221,7 +225,8 @@ def tables(text: str) -> Iterator[Measurements]:
 
 def _escaped(text: str) -> str:
     """Text of a docstring as Markdown, in which only what stands in backticks is code."""
-    found, end = [], 0
+    found = []
+    end = 0
     for code in _CODE.finditer(text):
         found += [_plain(text[end : code.start()]), f"`{code[2]}`"]
         end = code.end()

@@ -44,7 +44,8 @@ class allgather_sparse(Collective):
         out_N: Tensor,
         residual_N: Residual,
     ) -> Steps[State]:
-        codec, varies = me.variant_of(codec), not codec.traits.exact_size
+        varies = not codec.traits.exact_size
+        codec = me.variant_of(codec)
         form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
         room = own[: form.size_bytes]

@@ -79,7 +79,8 @@ class casync_ps(Collective):
         out_N: Tensor,
         residual_N: Residual,
     ) -> Steps[State]:
-        numel, dtype = grad_N.numel(), grad_N.dtype
+        numel = grad_N.numel()
+        dtype = grad_N.dtype
         codec = unscaled_if_narrow(codec, me, TensorSpec("", numel, dtype))
         first = first_server(me, self.partitions)
         chunks = chunks_of(codec, numel, dtype, me.world, self.partitions, first)
@@ -130,7 +131,8 @@ def _push_at_once(own: Aggregator) -> Steps[None]:
         yield own.encoding(own.others)
     told = yield from tell_each(me, own.codec, own.sizes, own.own_limits)
     arrived, into = own.landing(told)
-    slots, sizes = tuple(map(slot_bytes, told)), tuple(map(slot_bytes, own.sizes))
+    slots = tuple(map(slot_bytes, told))
+    sizes = tuple(map(slot_bytes, own.sizes))
     yield AllToAll(arrived, own.packed(), slots, sizes)
     if own.serves:
         yield own.merging(range(me.world), told, into)
@@ -147,7 +149,9 @@ def _push_in_rounds(own: Aggregator) -> Steps[None]:
     if ahead[0]:
         yield own.encoding(ahead[0])
     told = yield from tell_each(me, own.codec, own.sizes, own.own_limits)
-    sent, (_, into), come = own.slots(), own.landing(told), [me.rank]
+    sent = own.slots()
+    (_, into) = own.landing(told)
+    come = [me.rank]
     for number, away in enumerate(rounds):
         beside = [own.merging(come, told, into)] if own.serves else []
         if number + 1 < len(ahead) and ahead[number + 1]:
@@ -159,9 +163,11 @@ def _push_in_rounds(own: Aggregator) -> Steps[None]:
 
 
 def _pull_at_once(own: Aggregator, told: Sequence[int], out_N: Tensor) -> Steps[None]:
-    me, slot = own.me, slot_bytes(max(told))
+    me = own.me
+    slot = slot_bytes(max(told))
     whole = me.scratch("pulled", me.world * slot, out_N, torch.uint8, varies=own.varies)
-    slots, mean = whole.chunk(me.world), list(whole.chunk(me.world))
+    slots = whole.chunk(me.world)
+    mean = list(whole.chunk(me.world))
     mean[me.rank] = own.merged[:slot]
     gather = AllGather(whole, mean[me.rank])
     if own.serves:
@@ -179,7 +185,9 @@ def _pull_in_rounds(
 
     What a round has brought is decoded beside the next, the own mean beside the first.
     """
-    me, servers, slots = own.me, own.chunks.servers, own.pulled(told, out_N)
+    me = own.me
+    servers = own.chunks.servers
+    slots = own.pulled(told, out_N)
     sent = [slots[me.rank]] * me.world
     ready = [me.rank] if own.serves else []
     for away in distances(together, me.world):
@@ -205,8 +213,11 @@ class Aggregator:
         grad_N: Tensor,
         residual_N: Residual,
     ) -> None:
-        self.me, self.chunks, self.states = me, chunks, list(states)
-        self.grad_N, self.residual_N = grad_N, residual_N
+        self.me = me
+        self.chunks = chunks
+        self.states = list(states)
+        self.grad_N = grad_N
+        self.residual_N = residual_N
         self.codec = chunks.codecs[me.rank]
         self.varies = not self.codec.traits.exact_size
         self.others = [rank for rank in chunks.servers if rank != me.rank]
@@ -269,7 +280,8 @@ class Aggregator:
         """Writes the means of these chunks; ``slots`` and ``told`` are of all chunks' payloads."""
 
         def decode() -> None:
-            codecs, outs = self.chunks.codecs, self.chunks.of(out_N)
+            codecs = self.chunks.codecs
+            outs = self.chunks.of(out_N)
             payloads = [self.chunks.payload(chunk, slots[chunk], told[chunk]) for chunk in chunks]
             decode_each([codecs[c] for c in chunks], payloads, [outs[c] for c in chunks])
 
@@ -307,7 +319,8 @@ class Aggregator:
         return packed
 
     def _encode(self, chunks: Sequence[int]) -> None:
-        grads, nothing = self.chunks.of(self.grad_N), [None] * self.me.world
+        grads = self.chunks.of(self.grad_N)
+        nothing = [None] * self.me.world
         residuals = nothing if self.residual_N is None else self.chunks.of(self.residual_N)
         sent = encode_each(
             [self.chunks.codecs[chunk] for chunk in chunks],
@@ -317,10 +330,12 @@ class Aggregator:
             [self._rooms[chunk][: self.limits[chunk]] for chunk in chunks],
         )
         for chunk, (payload, state) in zip(chunks, sent, strict=True):
-            self.sizes[chunk], self.states[chunk] = payload.size_bytes, state
+            self.sizes[chunk] = payload.size_bytes
+            self.states[chunk] = state
 
     def _merge(self, ranks: Sequence[int], told: Sequence[int], into: Sequence[Tensor]) -> None:
-        me, (start, stop) = self.me, (self._start, self._stop)
+        me = self.me
+        (start, stop) = (self._start, self._stop)
         if not self._is_begun:
             self._is_begun = True
             self._mean_C.zero_()
@@ -335,7 +350,8 @@ class Aggregator:
 
     def _encode_mean(self) -> int:
         """W times what is lost is this rank's residual: a W-th of that reaches the next mean."""
-        me, residual_C = self.me, None
+        me = self.me
+        residual_C = None
         if self.residual_N is not None:
             residual_C = self.residual_N[self._start : self._stop].zero_()
         # A lossless codec's wire is of the gradient's own dtype; others take the mean unrounded.

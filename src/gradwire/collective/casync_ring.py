@@ -57,7 +57,8 @@ def staggered(texts: Sequence[Steps[T]]) -> Steps[list[T]]:
     """
     results: list[Any] = [None] * len(texts)
     values: list[Any] = [None] * len(texts)
-    open_texts, begun = set(range(len(texts))), 0
+    open_texts = set(range(len(texts)))
+    begun = 0
     while open_texts:
         begun += 1
         rows: dict[int, tuple[Verb, ...]] = {}
@@ -121,7 +122,8 @@ class casync_ring(Collective):
         # the mean does not: partial sums travel divided by W. Others take the sum unrounded.
         codec = codec if codec.traits.lossless else me.variant_of(codec)
         parts = chunk_bounds(grad_N.numel(), len(state) // me.world)
-        first, walks = first_server(me, self.partitions), []
+        first = first_server(me, self.partitions)
+        walks = []
         for number, (start, stop) in enumerate(parts):
             residual_P = None if residual_N is None else residual_N[start:stop]
             own = state[number * me.world :][: me.world]
@@ -148,18 +150,23 @@ class _Walk:
     def __init__(
         self, codec: Compressor, me: Member, grad_N: Tensor, residual_N: Residual, number: int
     ) -> None:
-        self.codec, self.me, self.number = codec, me, number
+        self.codec = codec
+        self.me = me
+        self.number = number
         self.lossless = codec.traits.lossless
         self.unit = me.world if self.lossless else 1
-        self.grad_N, self.residual_N = grad_N, residual_N
+        self.grad_N = grad_N
+        self.residual_N = residual_N
 
     def text(
         self, out_N: Tensor, states: tuple[Any, ...], partitions: int | None, first: int
     ) -> Steps[tuple[Any, ...]]:
         """Leaves the mean in ``out_N`` and returns new states; yields tuples, of which some are
         empty."""
-        grad_N, me = self.grad_N, self.me
-        rank, world = me.rank, me.world
+        grad_N = self.grad_N
+        me = self.me
+        rank = me.rank
+        world = me.world
         self.states = list(rotated(states, first))
         self.chunks = chunks_of(self.codec, grad_N.numel(), grad_N.dtype, world, partitions, first)
         ends = [0, *accumulate(form.slot_bytes for form in self.chunks.formats)]
@@ -176,7 +183,8 @@ class _Walk:
         start, stop = self.chunks.bounds[rank]
         yield self.encoding(rank, grad_N[start:stop])
         for step in range(world - 1):
-            out, into = (rank - step) % world, (rank - step - 1) % world
+            out = (rank - step) % world
+            into = (rank - step - 1) % world
             if varies:
                 yield self.telling(out, into)
                 self.hear(into)

@@ -30,11 +30,13 @@ class ring(Summing):
     encodes_sums: ClassVar[bool] = True
 
     def sum_up(self, me: Member, values_N: Tensor) -> Steps[None]:
-        rank, world = me.rank, me.world
+        rank = me.rank
+        world = me.world
         chunks = [values_N[a:b] for a, b in chunk_bounds(values_N.numel(), world)]
         arrived = me.scratch("arrived", chunks[0].numel(), values_N, values_N.dtype)
         for step in range(world - 1):
-            out, into = chunks[(rank - step) % world], chunks[(rank - step - 1) % world]
+            out = chunks[(rank - step) % world]
+            into = chunks[(rank - step - 1) % world]
             landing = arrived[: into.numel()]
             yield from hop(me, out, landing)
             yield Compute("merge", partial(into.add_, landing), into.numel())

@@ -74,11 +74,13 @@ class zen(PushPull):
         return Permutation(num_units, self.seed)
 
     def push_format(self, cut: Cut, server: int, count: int) -> SparseFormat:
-        among, length = FORMATS[self.formats].push, cut.parts[server].length
+        among = FORMATS[self.formats].push
+        length = cut.parts[server].length
         return smallest(among, count, length, cut.width, cut.pushed_dtype)
 
     def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
-        sent, length = FORMATS[self.formats], cut.parts[rank].length
+        sent = FORMATS[self.formats]
+        length = cut.parts[rank].length
         among = sent.listing if cut.is_listed else sent.pull
         return smallest(among, count, length, cut.width, cut.pulled_dtype)
 

@@ -117,7 +117,8 @@ class SharedSupport(Exchange):
             me.selection = None
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        numel, whole_N = grad_N.numel(), grad_N if residual_N is None else residual_N
+        numel = grad_N.numel()
+        whole_N = grad_N if residual_N is None else residual_N
         layers = self.layers_of(state, numel)
         pending = yield me.sized(
             "encode",
@@ -160,7 +161,8 @@ def _take(
 
 def _deliver(support_K: Tensor, values: Tensor, out_N: Tensor) -> None:
     """Writes the mean: values at the support, zeros elsewhere; NaN alone if some rank's mark is."""
-    values_K, mark_1 = values[:-1], values[-1:]
+    values_K = values[:-1]
+    mark_1 = values[-1:]
     if not bool(mark_1.isfinite()):
         out_N.fill_(torch.nan)  # a host's share may hold no element of its message at the support
         return

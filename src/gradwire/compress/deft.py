@@ -127,7 +127,8 @@ def two_stage(tensor_sizes: Sequence[int], world: int) -> tuple[int, ...]:
     >>> two_stage([2, 11, 3, 4], world=4)
     (2, 3, 3, 3, 2, 3, 4)
     """
-    numel, layers = sum(tensor_sizes), list[int]()
+    numel = sum(tensor_sizes)
+    layers = list[int]()
     for size in tensor_sizes:
         count = world if size * world > numel else 1
         quotient, remainder = divmod(size, count)
@@ -196,8 +197,10 @@ def shares(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
     above = bisect_right(bends, float(budget), key=spent)
     if above == len(bends):
         return at(bends[-1] if bends else 0.0)
-    low, high = bends[max(above - 1, 0)], bends[above]
-    least, most = spent(low), spent(high)
+    low = bends[max(above - 1, 0)]
+    high = bends[above]
+    least = spent(low)
+    most = spent(high)
     return at(low + (high - low) * (budget - least) / (most - least))
 
 
@@ -289,7 +292,8 @@ class Allocation:
         total = places_K.numel() + self.num_common
         support_K = me.scratch("support", total, places_K, torch.int32, varies=True)
         lay_runs(places_K, counts_P, tos_L[self._owned_P], self._shifts_P, support_K)
-        common, starts_L = self._common, self.partition.starts_L
+        common = self._common
+        starts_L = self.partition.starts_L
         lay_runs(None, counts_L[common], tos_L[common], starts_L[common], support_K)
         return support_K
 
@@ -318,7 +322,8 @@ def select_layers(
     count = int(ks_P.sum())
     indices_K = me.scratch("own indices", count, whole_N, torch.int32, varies=True)
     values_K = me.scratch("own values", count, whole_N, whole_N.dtype, varies=True)
-    starts_P, stops_P = partition.starts_L[layers_P], partition.stops_L[layers_P]
+    starts_P = partition.starts_L[layers_P]
+    stops_P = partition.stops_L[layers_P]
     select.topk_ranges(whole_N, starts_P, stops_P, ks_P, indices_K, values_K, firsts_P)
     return indices_K
 
@@ -381,8 +386,10 @@ class deft(SharedSupport):
         return state.partition
 
     def select(self, me: Member, state: DeftState, pending: Pending) -> Steps[SelectedSupport]:
-        partition, whole_N = state.partition, pending.whole_N
-        delegate, width = int(state.step) % me.world, width_of(me.world + 1)
+        partition = state.partition
+        whole_N = pending.whole_N
+        delegate = int(state.step) % me.world
+        width = width_of(me.world + 1)
         num_layers = len(partition.sizes)
         told = me.scratch("owners", num_layers * width, whole_N, torch.uint8)
 
@@ -430,8 +437,10 @@ def _united(
     places_K = me.scratch("places", sum(sizes) // width, whole_N, torch.int32, varies=True)
 
     def choose() -> None:
-        layers_P, firsts_P = allocation.layers[me.rank], allocation.firsts_of(me.rank)
-        partition, ks_P = allocation.partition, k_L[layers_P]
+        layers_P = allocation.layers[me.rank]
+        firsts_P = allocation.firsts_of(me.rank)
+        partition = allocation.partition
+        ks_P = k_L[layers_P]
         indices_K = select_layers(me, whole_N, partition, layers_P, ks_P, firsts_P)
         narrow(indices_K, width, own[: sizes[me.rank]])
 

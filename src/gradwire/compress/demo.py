@@ -131,7 +131,8 @@ class demo(Compressor):
         self, payloads: Sequence[Payload], out_N: Tensor, scale: float, *, add: bool
     ) -> None:
         cutting = self._cutting(spec_of(out_N))
-        dtype, count = working_dtype(out_N.dtype), cutting.num_listed
+        dtype = working_dtype(out_N.dtype)
+        count = cutting.num_listed
         places_LK = out_N.new_empty((len(payloads), count), dtype=torch.int32)
         values_LK = out_N.new_empty((len(payloads), count), dtype=dtype)
         for payload, places_K, values_K in zip(payloads, places_LK, values_LK, strict=True):

@@ -84,11 +84,13 @@ class lossless(Compressor):
         spec = spec_of(grad_N)
         if spec.dtype not in _CODED:
             return self._dense.encode(state, grad_N, residual_N=residual_N, buffer=buffer)
-        value_N, factor = grad_N.contiguous(), self.prescale
+        value_N = grad_N.contiguous()
+        factor = self.prescale
         if residual_N is not None or (spec.dtype != torch.float32 and factor != 1.0):
             memory = passing("lossless", spec.size_bytes, torch.uint8, grad_N.device)
             sent, _ = self._dense.encode(state, grad_N, residual_N=residual_N, buffer=memory)
-            value_N, factor = sent["values"], 1.0
+            value_N = sent["values"]
+            factor = 1.0
         room = Payload.empty(self.format(spec), buffer, grad_N.device)
         num_codes = encode_exponents(value_N, _coded(room), factor)
         form = _holding(spec, num_codes)
@@ -122,7 +124,8 @@ def _holding(spec: TensorSpec, num_codes: int) -> Format:
         return none().format(spec)
     sizes = Field("sizes", torch.int32, -(-spec.numel // BLOCK))
     low = (Field("low", torch.int16, spec.numel),) if spec.dtype == torch.float32 else ()
-    rest, codes = Field("rest", torch.uint8, spec.numel), Field("codes", torch.uint8, num_codes)
+    rest = Field("rest", torch.uint8, spec.numel)
+    codes = Field("codes", torch.uint8, num_codes)
     return Format((sizes, *low, rest, codes))
 
 

@@ -52,7 +52,8 @@ class nonzero(Compressor):
 
     def __post_init__(self) -> None:
         check_width("nonzero width", self.width)
-        what, accepted = "nonzero expected_density", "a share of the units, in [0, 1]"
+        what = "nonzero expected_density"
+        accepted = "a share of the units, in [0, 1]"
         check_number(what, self.expected_density, accepted, "leave it out", 0, 1)
 
     def holding(self, spec: TensorSpec, num_kept: int) -> Format:
@@ -109,7 +110,8 @@ class nonzero(Compressor):
         indices_K, values, width = self._entries(payload)
         if values.dtype != sum_N.dtype:
             # Scaled before it is rounded: a sum may lie beyond float16 where the mean does not.
-            values, scale = (values * scale).to(sum_N.dtype), 1.0
+            values = (values * scale).to(sum_N.dtype)
+            scale = 1.0
         select.scatter_add(indices_K, values, sum_N, scale, width)
 
     def _entries(self, payload: Payload) -> Entries:

@@ -100,14 +100,19 @@ def layout_of(spec: TensorSpec, ranks: tuple[int, ...]) -> FactorLayout:
         for shape, rank in zip(spec.tensor_shapes, ranks, strict=True)
     ]
     ends = [0, *accumulate(map(prod, spec.tensor_shapes))]
-    dense, batches, first, second = [], [], 0, 0
+    dense = []
+    batches = []
+    first = 0
+    second = 0
     for (n, m, r), run in groupby(range(len(forms)), key=forms.__getitem__):
         members = list(run)
-        tensors, count = slice(members[0], members[-1] + 1), len(members)
+        tensors = slice(members[0], members[-1] + 1)
+        count = len(members)
         whole = slice(ends[tensors.start], ends[tensors.stop])
         left = slice(first, first + (count * n * r if r else whole.stop - whole.start))
         right = slice(second, second + count * m * r)
-        first, second = left.stop, right.stop
+        first = left.stop
+        second = right.stop
         if r:
             batches.append(MatrixBatch(tensors, whole, left, right, (count, n, m, r)))
         else:
@@ -154,8 +159,12 @@ class MatrixStep:
         out_N: Tensor,
         residual_N: Residual = None,
     ) -> None:
-        self.state, self.layout, self.world = state, state.layout, me.world
-        self.grad_N, self.out_N, self.residual_N = grad_N, out_N, residual_N
+        self.state = state
+        self.layout = state.layout
+        self.world = me.world
+        self.grad_N = grad_N
+        self.out_N = out_N
+        self.residual_N = residual_N
         dtype = working_dtype(grad_N.dtype)
 
         def scratch(name: str, numel: int) -> Tensor:

@@ -78,7 +78,8 @@ class qsgd(Program, unbiased=True):
         return (1 << (self.bitwidth - 1)) - 1
 
     def encode(self, gradient: Vector) -> Compressed:
-        levels, norm = self.levels, self._norm(gradient)
+        levels = self.levels
+        norm = self._norm(gradient)
         per_level = inverse(norm, levels)
 
         def code(x: Scalar) -> Scalar:

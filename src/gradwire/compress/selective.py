@@ -120,7 +120,8 @@ def choose(
     if num_dense is None:
         sorted_sizes = [sizes[place] for place in rising]
         num_dense, density = _compensated(sorted_sizes, density, floor, dense_cost)
-    dense, sparse = rising[:num_dense], rising[num_dense:]
+    dense = rising[:num_dense]
+    sparse = rising[num_dense:]
     return Choice(tuple(sorted(dense)), tuple(sorted(sparse)), density)
 
 
@@ -128,8 +129,10 @@ def _compensated(
     rising: list[int], density: float, floor: float, dense_cost: float
 ) -> tuple[int, float]:
     """How many of the smallest are dense, and the density that is left to the others."""
-    least, total = min(floor, density), sum(rising)
-    excluded, found = 0, (0, density)
+    least = min(floor, density)
+    total = sum(rising)
+    excluded = 0
+    found = (0, density)
     for count, size in enumerate(rising[:-1], start=1):
         excluded += size
         left = (density * total - dense_cost * excluded) / (total - excluded)
@@ -225,7 +228,8 @@ class Mixed:
         """
         grads = self._by_place(as_working(grad_N))
         residuals = None if residual_N is None else self._by_place(residual_N)
-        ahead, me.ahead = me.ahead, {}
+        ahead = me.ahead
+        me.ahead = {}
         left = [place for place in self.choice.sparse if place not in ahead]
         found = self.entries(codec, codec_T, left, grads, residuals)
         made = ahead | dict(zip(left, found, strict=True))
@@ -253,7 +257,8 @@ class Mixed:
             Payload(self.received(size), gathered[rank * slot : rank * slot + size])
             for rank, size in enumerate(sizes)
         ]
-        dtype, share = working_dtype(out_N.dtype), 1 / me.world
+        dtype = working_dtype(out_N.dtype)
+        share = 1 / me.world
         sum_N = out_N if out_N.dtype == dtype else me.passing("sum", out_N.numel(), out_N, dtype)
         sum_N.zero_()
         for payload in payloads:
@@ -417,7 +422,8 @@ class selective(Exchange, EncodesTensors):
 
     def init(self, spec: TensorSpec, world: int) -> SelectiveState:
         check_addressable("selective", spec)
-        codec, sizes = self.mixed(spec).codec, _sizes(spec)
+        codec = self.mixed(spec).codec
+        sizes = _sizes(spec)
         ends = accumulate(sizes)
         states = [codec.init(spec.chunk(b - n, b)) for n, b in zip(sizes, ends, strict=True)]
         return SelectiveState(sizes, tuple(state for state in states if state is not None))
@@ -444,7 +450,8 @@ class selective(Exchange, EncodesTensors):
         residual_N: Residual = None,
     ) -> None:
         mixed = self._mixed(state.sizes, grad_N.dtype)
-        here, codec = mixed.slice_of(place), me.variant_of(mixed.codec)
+        here = mixed.slice_of(place)
+        codec = me.variant_of(mixed.codec)
         grads = {place: as_working(grad_N[here])}
         residuals = None if residual_N is None else {place: residual_N[here]}
         (me.ahead[place],) = mixed.entries(codec, state.codec_T, [place], grads, residuals)
@@ -463,10 +470,13 @@ class selective(Exchange, EncodesTensors):
         0 where the sum is not finite; there ``encode_ahead`` leaves what its codec does.
         """
         mixed = self._mixed(state.sizes, grad_N.dtype)
-        here, codec = mixed.slice_of(place), me.variant_of(mixed.codec)
-        sent_N, kept_N = grad_N[here], None if residual_N is None else residual_N[here]
+        here = mixed.slice_of(place)
+        codec = me.variant_of(mixed.codec)
+        sent_N = grad_N[here]
+        kept_N = None if residual_N is None else residual_N[here]
         (whole_N,) = yield (sent_N if kept_N is None else kept_N.add_(sent_N),)
-        grads, is_sum = {place: as_working(whole_N)}, kept_N is not None
+        grads = {place: as_working(whole_N)}
+        is_sum = kept_N is not None
         (found,) = mixed.entries(codec, state.codec_T, [place], grads, None, is_sum)
         indices_K, values_K = yield found.indices_K, found.values_K
         if kept_N is not None:
@@ -486,7 +496,8 @@ class selective(Exchange, EncodesTensors):
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        mixed, numel = self._mixed(state.sizes, grad_N.dtype), grad_N.numel()
+        mixed = self._mixed(state.sizes, grad_N.dtype)
+        numel = grad_N.numel()
         codec = me.variant_of(mixed.codec)
         own = me.scratch("own", slot_bytes(mixed.largest.size_bytes), grad_N, torch.uint8)
         size_bytes, codec_T = yield me.sized(

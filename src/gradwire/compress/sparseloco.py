@@ -34,7 +34,8 @@ from ._residual import as_working
 
 CHUNK = 4096
 """Elements that share two levels, and of which the largest are sent."""
-_SIGN, _HIGH = 1, 2
+_SIGN = 1
+_HIGH = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,8 @@ class topk(Coo):
         buffers: Sequence[Tensor | None] | None = None,
     ) -> list[tuple[Payload, State]]:
         nothing = [None] * len(grads)
-        residuals, buffers = residuals or nothing, buffers or nothing
+        residuals = residuals or nothing
+        buffers = buffers or nothing
         payloads = [
             Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
             for grad_N, buffer in zip(grads, buffers, strict=True)

@@ -68,9 +68,11 @@ class uniform(Program, unbiased=True):
         return (1 << self.bitwidth) - 1
 
     def encode(self, gradient: Vector) -> Compressed:
-        low, high = reduce(gradient, smaller), reduce(gradient, greater)
+        low = reduce(gradient, smaller)
+        high = reduce(gradient, greater)
         gap = (high - low) / self.gaps
-        per_gap, level = inverse(gap), uint(self.bitwidth)
+        per_gap = inverse(gap)
+        level = uint(self.bitwidth)
         codes = map(gradient, lambda x: level(floor((x - low) * per_gap + random(0, 1))))
         nearest_to_zero = smaller(greater(low, 0.0), high)
         return concat(low=where(per_gap > 0, low, nearest_to_zero), gap=gap, codes=codes)

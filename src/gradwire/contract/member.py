@@ -86,7 +86,8 @@ def nothing() -> None:
     """Does nothing: a simulation calls it in place of a computation whose result nobody needs."""
 
 
-_SPARE, _SMALL = 8, 2**16
+_SPARE = 8
+_SMALL = 2**16
 """A buffer whose size varies may have so many times the elements that are needed, and so many more.
 """
 
@@ -97,7 +98,8 @@ def turns_of(exchanges: Iterable[Hashable]) -> list[int]:
     >>> turns_of(["dense", "onebit", "dense", "dense"])
     [0, 0, 1, 2]
     """
-    before, turns = Counter[Hashable](), []
+    before = Counter[Hashable]()
+    turns = []
     for exchange in exchanges:
         turns.append(before[exchange])
         before[exchange] += 1
@@ -187,7 +189,8 @@ class Member:
     def across(self, ranks_per_host: int) -> Member:
         """This rank's place among those of the same place on all hosts, with buffers of its own."""
         if self._across is None:
-            place, num_hosts = self.rank // ranks_per_host, self.world // ranks_per_host
+            place = self.rank // ranks_per_host
+            num_hosts = self.world // ranks_per_host
             self._across = type(self)(place, num_hosts, self.turn)
         return self._across
 

@@ -57,7 +57,8 @@ class Format:
     size_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        offsets, end = [], 0
+        offsets = []
+        end = 0
         for part in self.fields:
             start = -(-end // part.dtype.itemsize) * part.dtype.itemsize
             offsets.append(start)

@@ -46,7 +46,8 @@ class Kind(NamedTuple):
             raise NotInstalled(f"{self.word} {name!r}", self.elsewhere[name])
 
 
-_LAB, _BENCH = "gradwire-lab", "gradwire-bench"
+_LAB = "gradwire-lab"
+_BENCH = "gradwire-bench"
 _COMPRESSORS = (
     "adacomp cltk gaussiank graddrop hardthreshold natural_compression oktopk redsync sharded_dgc "
     "sidco spardl tbq threelc"

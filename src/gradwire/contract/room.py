@@ -32,8 +32,11 @@ class Room:
     def __init__(self, numel: int, like: Tensor, dtype: torch.dtype) -> None:
         self.parts: list[Tensor] | None = None
         self.is_open = True
-        self.own_M, self._told, self.why = torch.empty(0, dtype=dtype), _NO_NEWS, ""
-        size_bytes, number = max(1, numel) * dtype.itemsize, randbits(63)
+        self.own_M = torch.empty(0, dtype=dtype)
+        self._told = _NO_NEWS
+        self.why = ""
+        size_bytes = max(1, numel) * dtype.itemsize
+        number = randbits(63)
         try:
             if not like.is_cpu:
                 raise OSError(f"other processes cannot map memory of {like.device}")
@@ -48,7 +51,8 @@ class Room:
 
     def tell(self) -> Whereabouts:
         """The place where others find this room, the first time; then there are no news."""
-        told, self._told = self._told, _NO_NEWS
+        told = self._told
+        self._told = _NO_NEWS
         return told
 
     def map(self, told: Sequence[Sequence[int]], rank: int) -> bool:
@@ -79,7 +83,9 @@ class Room:
         What is mapped stays, and the file is not opened again.
         """
         if not is_lent:
-            self.parts, self.is_open, self.own_M = None, False, self.own_M[:0].clone()
+            self.parts = None
+            self.is_open = False
+            self.own_M = self.own_M[:0].clone()
         if hasattr(self, "_close"):
             self._close()
 

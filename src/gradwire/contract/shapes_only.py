@@ -115,7 +115,8 @@ class Noticing(Member):
         self._turn = turn
 
     def across(self, ranks_per_host: int) -> Member:
-        was_asked, found = self._turn_was_asked, super().across(ranks_per_host)
+        was_asked = self._turn_was_asked
+        found = super().across(ranks_per_host)
         self._turn_was_asked = was_asked  # handing it on is not asking
         return found
 
@@ -164,7 +165,8 @@ class _LooksAtValues(InvalidSetting):
 def record(exchange: Any, spec: TensorSpec, rank: int, world: int, turn: int = 0) -> RecordedVerbs:
     """Runs one rank's text without data and records the verbs that it yields."""
     hollow = without_data(exchange)
-    me, rows = Noticing(rank, world, turn), list[tuple[Verb, ...]]()
+    me = Noticing(rank, world, turn)
+    rows = list[tuple[Verb, ...]]()
 
     def note(row: tuple[Verb, ...]) -> list[Any]:
         rows.append(row)
@@ -209,7 +211,8 @@ def _is_hashable(exchange: Any) -> bool:
 @lru_cache(maxsize=4096)
 def _bytes_sent(exchange: Any, spec: TensorSpec, world: int, rank: int) -> tuple[int, bool]:
     """Bytes that a rank sends, and whether they may depend on which rank it is."""
-    recorded, size_bytes = record(exchange, spec, rank, world), 0
+    recorded = record(exchange, spec, rank, world)
+    size_bytes = 0
     for verb in chain.from_iterable(recorded.rows):
         if not isinstance(verb, Compute):
             ranks = members(rank, world, exchange.ranks_per_host, verb.among)

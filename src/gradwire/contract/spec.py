@@ -100,7 +100,8 @@ def check_gradient(grad_N: object) -> None:
     if grad_N.dim() != 1:
         raise invalid("gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()")
     if grad_N.requires_grad:
-        given, accepted = "a tensor that requires a gradient", "detached from the graph"
+        given = "a tensor that requires a gradient"
+        accepted = "detached from the graph"
         raise invalid("gradient", given, accepted, "pass param.grad, or grad.detach()")
 
 

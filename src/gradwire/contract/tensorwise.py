@@ -131,7 +131,8 @@ class Tensorwise(Compressor):
             codec.merge_all(own, part_N, scale=scale)
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
-        indices, values = [], []
+        indices = []
+        values = []
         each = zip(self.codecs, self._bounds(), self.parts(payload), strict=True)
         for codec, (start, _), part in each:
             indices_K, values_K = codec.entries(part)
@@ -148,7 +149,8 @@ class Tensorwise(Compressor):
 
     def parts(self, payload: Payload) -> list[Payload]:
         """The payload of each tensor, as views; ``RanksDiffer`` if sizes announced are none."""
-        form, buffer = payload.format, payload.buffer
+        form = payload.format
+        buffer = payload.buffer
         if not isinstance(form, Joined) or buffer is None:
             raise invalid("payload", payload, f"one by {self!r}", "decode what it encoded")
         forms = self.largest(form.dtype) if self.traits.exact_size else self._told(payload, form)
@@ -168,7 +170,8 @@ class Tensorwise(Compressor):
     ) -> Payload:
         """The payload of all tensors from those of each, where sizes vary."""
         forms = [payload.format for payload in payloads]
-        form, contents = self.joined(dtype, forms), [payload.buffer for payload in payloads]
+        form = self.joined(dtype, forms)
+        contents = [payload.buffer for payload in payloads]
         assert contents[0] is not None
         front = None if buffer is None else buffer[: form.size_bytes]
         joined = Payload.empty(form, front, contents[0].device)
@@ -294,7 +297,9 @@ class _Job:
     def __init__(
         self, codec: Compressor, state: State, grad_N: Tensor, residual_N: Residual, buffer: Memory
     ) -> None:
-        self.codec, self.dtype, self.buffer = codec, grad_N.dtype, buffer
+        self.codec = codec
+        self.dtype = grad_N.dtype
+        self.buffer = buffer
         self.parts: list[tuple[Any, ...]] = [(state, grad_N, residual_N, buffer)]
         if not isinstance(codec, Tensorwise):
             return

@@ -113,7 +113,8 @@ def scratch(
     name: str, dtype: torch.dtype, lengths: Sequence[int], device: torch.device
 ) -> list[Tensor]:
     """Undefined vectors that the next call with this name overwrites: see `scratch.passing`."""
-    whole, stops = passing(f"compll {name}", sum(lengths), dtype, device), accumulate(lengths)
+    whole = passing(f"compll {name}", sum(lengths), dtype, device)
+    stops = accumulate(lengths)
     return [whole[stop - numel : stop] for numel, stop in zip(lengths, stops, strict=True)]
 
 
@@ -204,8 +205,10 @@ def _combined(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[d
     while left := [i for i, count in enumerate(counts) if count > 1]:  # one value is its own fold
         folding = []
         for i in left:
-            length, counts[i] = counts[i], -(-counts[i] // fold.block)
-            old, values[i] = values[i], _vectors(made, counts[i], calls[i])
+            length = counts[i]
+            counts[i] = -(-counts[i] // fold.block)
+            old = values[i]
+            values[i] = _vectors(made, counts[i], calls[i])
             folding.append(Call(dict(zip(names, (*old, *values[i]), strict=True)), length))
         built.run_many(fold, folding)
     return [dict(zip(results, own, strict=True)) for own in values]
@@ -225,7 +228,8 @@ def encode_dense(
     made: Kernels, calls: Sequence[Call], buffers: Sequence[Tensor | None]
 ) -> list[Payload]:
     """The payloads, in ``buffers`` where they are given; residuals are updated."""
-    code, payloads = made.traced.coding, list[Payload]()
+    code = made.traced.coding
+    payloads = list[Payload]()
     for call, buffer in zip(calls, buffers, strict=True):
         format = program_format(made.traced, call.numel, 0)
         payloads.append(Payload.empty(format, buffer if code is None else None, call.device))
@@ -293,7 +297,8 @@ def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
 
 def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor | None) -> Payload:
     """The payload of these elements, which are no more than may be sent."""
-    program, head = made.traced, call.payload
+    program = made.traced
+    head = call.payload
     assert head is not None
     assert head.buffer is not None
     count = kept[program.indices.name].numel()
@@ -384,7 +389,8 @@ class Generated(Compressor):
 
         C++ is compiled now and not in the first step, where the spec's device is the CPU.
         """
-        made, cpp = self.kernels(), spec.device == "cpu"
+        made = self.kernels()
+        cpp = spec.device == "cpu"
         if cpp:
             made.built.library()
             for buffer in made.traced.buffers:
@@ -560,7 +566,8 @@ def _received(made: Kernels, numel: int, size_bytes: int) -> Format | None:
 
 def _check_matching(made: Kernels, payload: Payload, out_N: Tensor) -> None:
     """Refuses a payload of another length, program or device than what it is decoded into."""
-    numel, buffer = out_N.numel(), payload.buffer
+    numel = out_N.numel()
+    buffer = payload.buffer
     if buffer is None or buffer.device != out_N.device:
         given = "size only" if buffer is None else f"on {buffer.device}"
         raise invalid("payload", given, f"on {out_N.device}", "decode it on its own device")

@@ -76,7 +76,8 @@ class Call(NamedTuple):
             words += [self.operands[buffer.name].data_ptr() for buffer in kernel.buffers]
             return words
         assert self.payload.buffer is not None
-        base, place = self.payload.buffer.data_ptr(), self.payload.format.place
+        base = self.payload.buffer.data_ptr()
+        place = self.payload.format.place
         for buffer in kernel.buffers:
             operand = self.operands.get(buffer.name)
             words.append(base + place(buffer.name)[0] if operand is None else operand.data_ptr())

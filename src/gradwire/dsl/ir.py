@@ -66,7 +66,9 @@ class DType(Enum):
         return self.group_bytes * groups - int(-rest * self.bits // 8)
 
 
-BOOL, INT32, FLOAT32 = DType.BOOL, DType.INT32, DType.FLOAT32
+BOOL = DType.BOOL
+INT32 = DType.INT32
+FLOAT32 = DType.FLOAT32
 UNSIGNED = frozenset({DType.UINT1, DType.UINT2, DType.UINT4, DType.UINT8, DType.UINT_3})
 
 
@@ -300,7 +302,8 @@ def _refusal(op: Op, sources: tuple[Node, ...], dtype: DType | None, arg: Any) -
         name = arg.name if op is Op.OPERATOR else op.value
         return f"{name} takes ({accepted}), got ({given})"
     if legal.result is None and not legal.stated and len(sources) > 1:
-        first, last = sources[-2], sources[-1]
+        first = sources[-2]
+        last = sources[-1]
         if first.dtype is not last.dtype:
             return f"{op.value} takes two operands of one type, got ({given})"
     if legal.stated and dtype is None:

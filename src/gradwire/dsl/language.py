@@ -127,7 +127,8 @@ class Type:
 
 
 uint1, uint2, uint4, uint8, uint_3 = (Type(dtype) for dtype in DType if dtype in UNSIGNED)
-int32, float32 = Type(INT32), Type(FLOAT32)
+int32 = Type(INT32)
+float32 = Type(FLOAT32)
 
 
 def uint(bits: int) -> Type:

@@ -30,14 +30,15 @@ def philox(
     a, b, c, d = counter
     low, high = key
     for _ in range(rounds):
-        first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]  # the low 64 bits of both
-        a, b, c, d = (
-            ((second >> 32) & _MASK) ^ b ^ low,
-            second & _MASK,
-            ((first >> 32) & _MASK) ^ d ^ high,
-            first & _MASK,
-        )
-        low, high = (low + _WEYL[0]) & _MASK, (high + _WEYL[1]) & _MASK
+        # the low 64 bits of both
+        first = a * _MULTIPLIERS[0]
+        second = c * _MULTIPLIERS[1]
+        a = ((second >> 32) & _MASK) ^ b ^ low
+        b = second & _MASK
+        c = ((first >> 32) & _MASK) ^ d ^ high
+        d = first & _MASK
+        low = (low + _WEYL[0]) & _MASK
+        high = (high + _WEYL[1]) & _MASK
     return [a, b, c, d]
 
 

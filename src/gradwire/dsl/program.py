@@ -102,7 +102,8 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
         """Refuses settings of the wrong type, and what cannot be traced under these."""
         name = type(self).__name__
         for setting in fields(self):
-            given, kinds = getattr(self, setting.name), _KINDS.get(str(setting.type))
+            given = getattr(self, setting.name)
+            kinds = _KINDS.get(str(setting.type))
             _check_hashable(f"{name} {setting.name}", given)
             right = kinds is None or isinstance(given, kinds)
             if not right or (isinstance(given, bool) and kinds not in (None, bool)):
@@ -119,7 +120,8 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
         if hasattr(self, "seed") and "seed" not in {setting.name for setting in fields(self)}:
             raise invalid(f"{name} seed", "a constant", "a setting", "write seed: int = 0")
         self.check()
-        traced, stated = self.kernels().traced, self.stated()
+        traced = self.kernels().traced
+        stated = self.stated()
         _check_traits(name, stated, traced)
         if traced.shares_scale:
             stated = replace(stated, shared_scale=True)
@@ -139,7 +141,8 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
 
 def _check_traits(name: str, stated: Traits, traced: rewrite.Traced) -> None:
     """Refuses traits other than those that follow from a program's fields."""
-    kept, coded = traced.keep is not None, traced.coding is not None
+    kept = traced.keep is not None
+    coded = traced.coding is not None
     accepted = {
         "layout=Layout.SPARSE just with kept fields": kept == (stated.layout is Layout.SPARSE),
         "exact_size=False just with kept or coded fields": (kept or coded) != stated.exact_size,
@@ -155,7 +158,8 @@ def _check_hashable(what: str, given: object) -> None:
     try:
         hash(given)
     except TypeError:
-        accepted, remedy = "a value that does not change", "give a tuple instead of a list"
+        accepted = "a value that does not change"
+        remedy = "give a tuple instead of a list"
         raise invalid(what, given, accepted, remedy) from None
 
 

@@ -55,11 +55,14 @@ def _function(kernel: Kernel) -> str:
     lines = [body.address(i, b) for i, b in enumerate(kernel.buffers)]
     lines += ["const gw::Draws draws(tensor.key, tensor.step);"] if kernel.draws else []
     lines += [line for one in body.passes for line in body.one_pass(one)]
-    record, arrays, loop = f"gw::Tensor<{len(kernel.buffers)}>", "", "for_each_block"
+    record = f"gw::Tensor<{len(kernel.buffers)}>"
+    arrays = ""
+    loop = "for_each_block"
     call = f"{kernel.block}, tensors, num_tensors, threads"
     if body.kept:
         buffers = ", ".join(f"{{{i}, {b.dtype.bits // 8 or 1}}}" for i, b in body.kept.items())
-        loop, call = "keep_each_block", f"{call}, {{{buffers}}}"
+        loop = "keep_each_block"
+        call = f"{call}, {{{buffers}}}"
         arrays = f"gw::Kept<{len(body.kept)}>& kept, "
     return "\n".join(
         [
@@ -190,7 +193,8 @@ class _Body(Text):
 
     def _lanes(self, found: Node) -> list[str]:
         fold: Fold = found.arg
-        kind, name = _lane_type(found), self.lane(found)
+        kind = _lane_type(found)
+        name = self.lane(found)
         if fold.start == 0:
             return [f"{kind} {name}[gw::kLanes] = {{}};"]
         start = self.literal(fold.start, found.dtype)
@@ -202,7 +206,8 @@ class _Body(Text):
     def _accumulated(self, found: Node) -> str:
         fold: Fold = found.arg
         value, keep = found.sources
-        lane, text = f"{self.lane(found)}[j]", grouped(self.names[value])
+        lane = f"{self.lane(found)}[j]"
+        text = grouped(self.names[value])
         if fold.body.op is Op.ADD and any_order(fold):
             kind = _lane_type(found)
             chosen = text if is_always(keep) else f"({grouped(self.names[keep])} ? {text} : 0)"
@@ -213,7 +218,8 @@ class _Body(Text):
 
     def _folded(self, found: Node) -> list[str]:
         fold: Fold = found.arg
-        kind, result = _lane_type(found), _value_type(found.dtype)
+        kind = _lane_type(found)
+        result = _value_type(found.dtype)
         combine = f"[]({kind} a, {kind} b) {{ return {self.fold(fold.body, 'a', 'b')}; }}"
         return [
             f"const {result} {self.names[found]} =",
@@ -221,7 +227,8 @@ class _Body(Text):
         ]
 
     def stored(self, target: Node) -> str:
-        buffer, value = target.arg, self.names[target.sources[0]]
+        buffer = target.arg
+        value = self.names[target.sources[0]]
         if buffer.extent < Extent.ELEMENT:  # blocks agree on a value a call, and one writes it
             once = "if (block == 0) " if buffer.extent is Extent.CALL else ""
             return f"{once}*{pointer(buffer)} = {value};"

@@ -390,7 +390,8 @@ def encode_with_residual(program: Traced) -> Kernel:
     Where that is not finite the residual keeps its value: an inf or NaN is sent, and never kept.
     What ``top`` leaves of kept elements is not known yet: they stay in the residual for now.
     """
-    before, whole = load_buffer(RESIDUAL), _WITH_RESIDUAL[load_buffer(GRADIENT)]
+    before = load_buffer(RESIDUAL)
+    whole = _WITH_RESIDUAL[load_buffer(GRADIENT)]
     fields = substitute(program.stores(), _WITH_RESIDUAL)
     sent = {load_buffer(target.arg): target.sources[0] for target in fields}
     (decoded,) = substitute((program.decoded,), sent)
@@ -470,7 +471,9 @@ def _joins(group: list[Stage], stage: Stage) -> bool:
 
 
 def _stage(program: Traced, name: str, stages: tuple[Stage, ...]) -> StageKernels:
-    how, plain, with_residual = stages[0].how, _PLAIN, _WITH_RESIDUAL
+    how = stages[0].how
+    plain = _PLAIN
+    with_residual = _WITH_RESIDUAL
     if isinstance(how, Pick):
         if how.draw.stream is not None:
             plain, with_residual = _gathered(how.draw.stream)
@@ -492,7 +495,8 @@ def _stage(program: Traced, name: str, stages: tuple[Stage, ...]) -> StageKernel
 
 def _fold(program: Traced, name: str, stages: tuple[Stage, ...]) -> Kernel:
     """Combines blocks' values, ``FOLD_BLOCK`` at a time."""
-    always, stores = const(True, BOOL), []
+    always = const(True, BOOL)
+    stores = []
     for stage in stages:
         dtype = stage.result.dtype
         values = load_buffer(Buffer(partials(stage), dtype, Extent.ELEMENT))

@@ -76,7 +76,8 @@ def tracing(what: str) -> Iterator[None]:
 
 def _raised_at(error: Exception) -> str:
     """The line of the program that an error comes from; empty where no line of it is known."""
-    found, trace = "", error.__traceback__
+    found = ""
+    trace = error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if not name.startswith(tuple(LANGUAGE)):

@@ -54,7 +54,8 @@ class Clipping(Wrapper):
         self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
     ) -> Steps[State]:
         def clip() -> None:
-            own, most = norm(grad_N), self.max_norm / math.sqrt(me.world)
+            own = norm(grad_N)
+            most = self.max_norm / math.sqrt(me.world)
             factor = min(1.0, most / own) if own else 1.0
             # The mean's buffer serves for the clipped gradient: an exchange may work in place.
             torch.mul(grad_N, factor if math.isfinite(own) else 0.0, out=out_N)
@@ -76,7 +77,8 @@ def norm(grad_N: Tensor) -> float:
     The number of threads changes no bit of it.
     """
     working_N = grad_N.to(working_dtype(grad_N.dtype)).contiguous()
-    start_1, stop_1 = torch.tensor([0]), torch.tensor([grad_N.numel()])
+    start_1 = torch.tensor([0])
+    stop_1 = torch.tensor([grad_N.numel()])
     squares_1 = torch.empty(1, dtype=torch.float64)
     range_norms(working_N, start_1, stop_1, squares_1)
     return math.sqrt(squares_1.item())

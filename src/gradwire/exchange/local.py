@@ -107,8 +107,10 @@ class _Driver:
         self, ranks: list[_Rank], rng: random.Random, world: int, ranks_per_host: int, lends: bool
     ) -> None:
         self.ranks = ranks
-        self.rng, self.lends = rng, lends
-        self.world, self.ranks_per_host = world, min(ranks_per_host, world)
+        self.rng = rng
+        self.lends = lends
+        self.world = world
+        self.ranks_per_host = min(ranks_per_host, world)
         self.members = {
             among: [self._members(index, among) for index in range(len(ranks))] for among in Among
         }
@@ -134,11 +136,13 @@ class _Driver:
         try:
             asked = rank.steps.send(value)
         except StopIteration as stop:
-            rank.done, rank.result = True, stop.value
+            rank.done = True
+            rank.result = stop.value
             return
         verbs = asked if isinstance(asked, tuple) else (asked,)
         rank.single = not isinstance(asked, tuple)
-        rank.waiting, rank.values = len(verbs), [None] * len(verbs)
+        rank.waiting = len(verbs)
+        rank.values = [None] * len(verbs)
         for slot, verb in enumerate(verbs):
             self.pending.append(self._asked(index, verb, slot))
         if not verbs:
@@ -179,7 +183,8 @@ class _Driver:
 
     def _members(self, index: int, among: Among) -> range:
         """The texts, that of ``index`` with them, that its verbs ``among`` some ranks are for."""
-        first, rank = index - index % self.world, index % self.world
+        first = index - index % self.world
+        rank = index % self.world
         if among is Among.SHARDS:
             return range(rank, len(self.ranks), self.world)
         found = members(rank, self.world, self.ranks_per_host, among)
@@ -235,7 +240,8 @@ def _describe(verb: Verb) -> str:
 def _transfer(send: _Pending, recv: _Pending) -> None:
     assert isinstance(send.verb, Send)
     assert isinstance(recv.verb, Recv)
-    source, target = send.verb.buf, recv.verb.buf
+    source = send.verb.buf
+    target = recv.verb.buf
     if source.numel() != target.numel() or source.dtype != target.dtype:
         raise InvalidSetting(
             f"rank {send.rank} sends {source.numel()} {source.dtype} to rank {recv.rank}, which "

@@ -169,7 +169,8 @@ class MomentumCorrection(Wrapper):
             pending_N = residual_N
         whole_N: Tensor | None = None
         if self.masking and me.world > 1:  # alone, everything arrives
-            numel, dtype = velocity_N.numel(), velocity_N.dtype
+            numel = velocity_N.numel()
+            dtype = velocity_N.dtype
             whole_N = me.scratch("velocity and residual", numel, velocity_N, dtype)
 
         def accumulate() -> None:

@@ -74,7 +74,8 @@ class RowExchange(Exchange):
         self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
     ) -> Steps[State]:
         shape = grad_N.shape
-        width, most = shape[1:].numel(), 0
+        width = shape[1:].numel()
+        most = 0
 
         def choose(counts: list[int]) -> Collective:
             nonlocal most
@@ -86,7 +87,8 @@ class RowExchange(Exchange):
             chosen: Collective = load("collective", best.scheme)()
             return chosen
 
-        rows_R, values_RC = grad_N.indices()[0], grad_N.values().reshape(-1, width)
+        rows_R = grad_N.indices()[0]
+        values_RC = grad_N.values().reshape(-1, width)
         if me.world > 1:
             own = rows_R, values_RC
             rows_R, values_RC = yield from average_rows(me, own, shape[0], choose)

@@ -61,7 +61,8 @@ def sound_exchanges(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> dict[s
     """
     made = exchanges_of(plan)
     for number, message in enumerate(plan.messages):
-        exchange, setting = made[message.exchange], plan.exchanges.get(message.exchange)
+        exchange = made[message.exchange]
+        setting = plan.exchanges.get(message.exchange)
         if setting is None:
             continue
         start = f"plan of {plan.planner!r} for {plan.model!r} cannot be used: "
@@ -73,7 +74,8 @@ def sound_exchanges(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> dict[s
                     f"{setting.compressor}, which takes whole tensors; plan that tensor uncut, or "
                     "give the message another exchange"
                 )
-        named, apart = {*message.inline, *message.early}, set[str]()
+        named = {*message.inline, *message.early}
+        apart = set[str]()
         encoder = TensorEncoder.of(exchange) if named and exchange.declared.whole_tensors else None
         if encoder is not None:
             places = encoder.exchange.apart(planned_spec(message, tensors, is_shaped=True))

@@ -120,7 +120,8 @@ def dense_cost(at: SchemeInputs) -> Prediction:
 
 def allgather_sparse_cost(at: SchemeInputs) -> Prediction:
     """AGsparse: everybody gets everybody's coordinates and adds them up."""
-    units, own = at.units, at.own(at.units)
+    units = at.units
+    own = at.own(at.units)
     verbs = (("all_gather", SIZE_BYTES), ("all_gather", at.coo_bytes(own, units)))
     host_s = at.host_s((1 + at.world) * own, units)
     why = "(what ranks share comes once from each) "
@@ -154,7 +155,8 @@ def push_pull_cost(
     if at.world == 1:
         return Prediction(scheme, 0.0, 0.0, 0.0)
     cut = collective.cut(nonzero(width=at.units.width), at.spec, at.world)
-    own, merged = at.own(units), at.merged(units, at.world)
+    own = at.own(units)
+    merged = at.merged(units, at.world)
     uneven_push, uneven_pull = imbalance
     push = _part(cut, uneven_push * own / at.world)
     pull = _part(cut, uneven_pull * merged / at.world)
@@ -252,7 +254,8 @@ def counted(
     ``growth`` is how many times that many units the mean of an earlier step had; 0 where none is
     known, and then ranks are taken to share nothing.
     """
-    total, world = num_units(numel, width), len(counts)
+    total = num_units(numel, width)
+    world = len(counts)
     own = max(counts) / total
     ratio = min(max(growth, 1.0), float(world), 1 / own) if growth and own else 0.0
     grown = (Densification(ranks=world, ratio=ratio),) if ratio and world > 1 else ()

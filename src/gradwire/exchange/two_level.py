@@ -104,7 +104,8 @@ class TwoLevel(Wrapper):
 
     def share(self, spec: TensorSpec) -> TensorSpec:
         """The spec of the share of a message that rank ``spec.rank`` exchanges with other hosts."""
-        shares, place = self._shares(spec.tensor_shapes), spec.rank % self.ranks_per_host
+        shares = self._shares(spec.tensor_shapes)
+        place = spec.rank % self.ranks_per_host
         return TensorSpec(spec.name, shares.numels[place], spec.dtype, shares.shapes[place])
 
     def _shares(self, shapes: Shapes) -> Shares:
@@ -116,7 +117,8 @@ class TwoLevel(Wrapper):
         if me.world == 1:
             alone = yield from me.through(self.inner, state.inner, grad_N, out_N, residual_N)
             return HostState(state.shapes, 0, alone)
-        shares, place = self._shares(state.shapes), me.rank % self.ranks_per_host
+        shares = self._shares(state.shapes)
+        place = me.rank % self.ranks_per_host
         if state.place != place and self.declared.whole_tensors:
             accepted = f"that of rank {place} of a host: each keeps state of its own tensors"
             remedy = "make it by init(dataclasses.replace(spec, rank=rank), world)"
@@ -136,7 +138,9 @@ class TwoLevel(Wrapper):
             own += shares.count * (across.contributed_N - given_S)
             shares.put(own, place, whole_N)
             me.contributed_N = whole_N
-        me.selection, me.imbalance, me.way = across.selection, across.imbalance, across.way
+        me.selection = across.selection
+        me.imbalance = across.imbalance
+        me.way = across.way
         means = yield from _means(me, shares, own_S, grad_N, out_N, rooms)
 
         def join() -> None:
@@ -158,11 +162,14 @@ class TwoLevel(Wrapper):
         The residual is there where ``residual_N`` is, of which the sum with the gradient is taken.
         Last are the rooms of the host's ranks; None where ranks do not read each other's.
         """
-        share, working = me.rank % shares.count, _working(grad_N)
-        is_working, own_numel = grad_N.dtype == working, shares.numels[share]
+        share = me.rank % shares.count
+        working = _working(grad_N)
+        is_working = grad_N.dtype == working
+        own_numel = shares.numels[share]
         room, cut_M = yield from _cut(me, shares, grad_N, residual_N)
         is_lent = room is not None and room.parts is not None
-        sums_M, sizes = cut_M, (own_numel,) * shares.count
+        sums_M = cut_M
+        sizes = (own_numel,) * shares.count
         if not is_lent:
             sums_M = me.scratch("sums", sum(sizes), grad_N, working)
         # A share of the host's gradients for each of its ranks, from all of them.
@@ -175,7 +182,8 @@ class TwoLevel(Wrapper):
         else:
             me.drop("sums")
             parts = [_slots(one, shares)[share] for one in rooms]
-            total_S, own_S = parts[share], _mean_in(rooms[share], share, shares, grad_N)
+            total_S = parts[share]
+            own_S = _mean_in(rooms[share], share, shares, grad_N)
         lost_S = None
         if residual_N is not None:
             lost_S = me.scratch("residual of the share", own_numel, grad_N, working)
@@ -221,7 +229,8 @@ def _cut(
 
     Returns the room and the shares, which are the gradient itself where nothing is to be done.
     """
-    whole, working = sum(shares.numels), _working(grad_N)
+    whole = sum(shares.numels)
+    working = _working(grad_N)
     is_working = grad_N.dtype == working
     # Behind the shares there is room for the mean, where that has another dtype.
     room = me.room(whole + (0 if is_working else max(shares.numels)), grad_N, working)
@@ -266,12 +275,14 @@ def _means(
     share = me.rank % shares.count
     if rooms is not None:
         # Nobody reads a mean before all have written theirs.
-        told, own = me.told("all are there", shares.count), me.told("this one is there", 1)
+        told = me.told("all are there", shares.count)
+        own = me.told("this one is there", 1)
         put = Compute("join", lambda: shares.join({share: own_S}, out_N), shares.numels[share])
         yield AllGather(told, own, Among.HOST), put
         others = ((rank, one) for rank, one in enumerate(rooms) if rank != share)
         return {rank: _mean_in(one, rank, shares, grad_N) for rank, one in others}
-    means_M, is_in_place = out_N, shares.in_place and out_N.is_contiguous()
+    means_M = out_N
+    is_in_place = shares.in_place and out_N.is_contiguous()
     if not is_in_place:
         # The room of the shares that were cut is free now, if its dtype fits.
         name = "shares" if grad_N.dtype == _working(grad_N) else "means"

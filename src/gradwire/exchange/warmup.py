@@ -117,7 +117,8 @@ class Warmup(Wrapper):
         out_N: Tensor,
         residual_N: Residual = None,
     ) -> Steps[State]:
-        done, operands = steps_done(state.step_T), (grad_N, out_N, residual_N)
+        done = steps_done(state.step_T)
+        operands = (grad_N, out_N, residual_N)
         if done is None or done >= self.steps:
             return state.after((yield from me.through(self.inner, state.inner, *operands)))
         yield from me.through(_DENSE, PairState((), None), *operands)

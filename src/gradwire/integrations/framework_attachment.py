@@ -167,7 +167,8 @@ class FrameworkAttachment:
         own = {id(param) for param in ddp.parameters()}
         if any(id(param) in own for group in optimizer.param_groups for param in group["params"]):
             self.let_go(held.module)
-            held.ddp, held.optimizer = ddp, optimizer
+            held.ddp = ddp
+            held.optimizer = optimizer
             self._start(held, ddp, optimizer)
 
     def _start(self, held: _Held, model: DistributedDataParallel, *optimizer: Optimizer) -> None:
@@ -241,7 +242,8 @@ class FrameworkAttachment:
         """
         states = []
         for place, handle in enumerate(self.handles):
-            own, damage = None, ""
+            own = None
+            damage = ""
             try:
                 own = _read(Path(folder), place, handle)
             except Exception as error:  # the others would wait for this rank

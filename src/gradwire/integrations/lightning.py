@@ -109,7 +109,9 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
     def _load(self) -> None:
         if self._resumed is None or not self.attachment.handles:
             return
-        states, self._resumed, handles = self._resumed, None, self.attachment.handles
+        states = self._resumed
+        self._resumed = None
+        handles = self.attachment.handles
         if len(states) != len(handles):
             raise InvalidSetting(
                 f"the checkpoint holds the state of {len(states)} models and {len(handles)} are "

@@ -292,7 +292,8 @@ def _found_or_built(source: CppSource) -> ctypes.CDLL | None:
     if compiler is None:
         _warn("no C++ compiler (c++, g++ or clang++) is on the PATH")
         return None
-    failure, folder = "", cache_folder()
+    failure = ""
+    folder = cache_folder()
     for flags in source.flag_sets:
         command = [compiler, *flags, f"-I{source.headers.absolute()}", "-x", "c++"]
         try:

@@ -97,7 +97,8 @@ def encode_many(
     words = array("Q")
     for cutting, grad_N, places_K, values_K, residual_N in jobs:
         words.extend(_task(cutting, grad_N, residual_N, places_K, values_K))
-    tasks, narrow = words.buffer_info()[0], int(wire == torch.bfloat16)
+    tasks = words.buffer_info()[0]
+    narrow = int(wire == torch.bfloat16)
     if library.gw_cosines_encode(tasks, len(jobs), narrow):
         raise MemoryError("cosine coefficients: no memory to select them in")
 
@@ -129,7 +130,8 @@ def decode(
         task = words.buffer_info()[0]
         bad = library.gw_cosines_decode(task, num_lists, count, out_N, scale, int(add))
     if bad >= 0:
-        given, accepted = places_LK[:, bad].tolist(), f"{cutting.keep} places in each chunk"
+        given = places_LK[:, bad].tolist()
+        accepted = f"{cutting.keep} places in each chunk"
         raise invalid(f"entry {bad} of {count}", given, accepted, "give every rank one setting")
 
 
@@ -156,14 +158,16 @@ def basis(num: int) -> Tensor:
 def _padded(num: int) -> Tensor:
     """The basis and its transpose, filled up to 64 x 64, as the C++ reads them."""
     found = torch.zeros(2, MOST_SIDE, MOST_SIDE, device="cpu")
-    found[0, :num, :num], found[1, :num, :num] = basis(num), basis(num).T
+    found[0, :num, :num] = basis(num)
+    found[1, :num, :num] = basis(num).T
     return found
 
 
 def spectrum_of(chunks_CRS: Tensor, *, back: bool = False) -> Tensor:
     """The coefficients of chunks, or with ``back`` the chunks that coefficients stand for."""
     _, num_rows, num_columns = chunks_CRS.shape
-    left, right = basis(num_rows).to(chunks_CRS), basis(num_columns).to(chunks_CRS)
+    left = basis(num_rows).to(chunks_CRS)
+    right = basis(num_columns).to(chunks_CRS)
     if back:
         return _product(_product(left.T, chunks_CRS), right)
     return _product(_product(left, chunks_CRS), right.T)
@@ -195,12 +199,15 @@ class _Part(NamedTuple):
 
 
 def _parts(cutting: Cutting) -> Iterator[_Part]:
-    side, num = cutting.side, cutting.num_whole
-    first, listed = num * side**2, num * cutting.keep
+    side = cutting.side
+    num = cutting.num_whole
+    first = num * side**2
+    listed = num * cutting.keep
     if num:
         yield _Part((num, side, side), slice(0, first), slice(0, first), slice(0, listed))
     if first < cutting.numel:
-        elements, places = slice(first, cutting.numel), slice(first, cutting.num_places)
+        elements = slice(first, cutting.numel)
+        places = slice(first, cutting.num_places)
         entries = slice(listed, cutting.num_listed)
         yield _Part((1, *cutting.last_shape), elements, places, entries)
 
@@ -242,7 +249,8 @@ def _reference_decode(
 ) -> int:
     for part in _parts(cutting):
         num, rows, columns = part.shape
-        size, first = rows * columns, part.places.start
+        size = rows * columns
+        first = part.places.start
         at_LCE = places_LK[:, part.entries].long().view(len(places_LK), num, -1) - first
         own_C1 = torch.arange(num, device=out_N.device)[:, None]
         wrong = (at_LCE // size != own_C1).any(0).view(-1).nonzero()

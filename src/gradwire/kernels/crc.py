@@ -24,7 +24,8 @@ def crc32(tensor: Tensor, value: int = 0) -> int:
     True
     """
     bytes_B = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    done, library = 0, _load_crc() if bytes_B.numel() >= 64 else None
+    done = 0
+    library = _load_crc() if bytes_B.numel() >= 64 else None
     if library is not None:
         crc = ctypes.c_uint32(value)
         done = library.gw_crc32(bytes_B, bytes_B.numel(), ctypes.byref(crc))

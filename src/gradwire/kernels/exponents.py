@@ -67,7 +67,8 @@ def decode_exponents(
     Values of bfloat16 overwrite it as they are. Raises ``RanksDiffer`` where the codes are none:
     they may come from another rank. ``out_N`` then holds nothing of use.
     """
-    numel, num_codes = out_N.numel(), coded.codes_C.numel()
+    numel = out_N.numel()
+    num_codes = coded.codes_C.numel()
     _check(coded, out_N, num_codes)
     library = _load_exponents() if out_N.is_cpu else None
     if library is None:
@@ -84,7 +85,8 @@ def decode_exponents(
 
 
 def _check(coded: CodedExponents, value_N: Tensor, num_codes: int) -> None:
-    numel, is_wide = value_N.numel(), coded.low_N is not None
+    numel = value_N.numel()
+    is_wide = coded.low_N is not None
     check_vector("values", value_N, numel, torch.float32 if is_wide else torch.bfloat16)
     check_vector("low_N", coded.low_N, numel, torch.int16)
     check_vector("rest_N", coded.rest_N, numel, torch.uint8)
@@ -141,7 +143,8 @@ def _coded_bytes(total: int, bits: int) -> int:
 
 def _reference_decode(coded: CodedExponents, out_N: Tensor, factor: float, add: bool) -> int:
     """The first block that is no code, or -1."""
-    sizes, numel = coded.sizes_B.tolist(), out_N.numel()
+    sizes = coded.sizes_B.tolist()
+    numel = out_N.numel()
     totals = [min(BLOCK, numel - at) for at in range(0, numel, BLOCK)]
     for place, (size, total) in enumerate(zip(sizes, totals, strict=True)):
         if not 1 <= size <= total:
@@ -179,7 +182,8 @@ def _decoded(block_K: Tensor, total: int) -> Tensor | None:
     if not 1 <= bits <= _MOST_BITS or _coded_bytes(total, bits) > block_K.numel():
         return None
     escape = 2**bits - 1
-    first, others = escape + 1, _coded_bytes(total, bits)
+    first = escape + 1
+    others = _coded_bytes(total, bits)
     shifts = torch.arange(bits, device=block_K.device)
     codes = unpacked_codes(block_K[first:others], 1, total * bits).view(total, bits)
     places = (codes << shifts).sum(1)

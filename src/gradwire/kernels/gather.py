@@ -28,7 +28,8 @@ def take(
     ``source_N`` itself, are of its dtype. Raises InvalidSetting, with nothing written, where an
     index lies outside ``source_N``.
     """
-    numel, count = source_N.numel(), indices_K.numel()
+    numel = source_N.numel()
+    count = indices_K.numel()
     check_floating("source_N", source_N)
     check_vector("indices_K", indices_K, count, torch.int32)
     check_vector("values_K", values_K, count, source_N.dtype)

@@ -12,7 +12,8 @@ from .libraries import check_floating, check_vector, loader, serves_cpp
 
 _load_magnitudes = loader("magnitudes")
 
-_NORM_BLOCK, _LANES = 8192, 16
+_NORM_BLOCK = 8192
+_LANES = 16
 
 
 def range_norms(

@@ -46,7 +46,8 @@ def topk_many(
     """``topk`` of several vectors, each as alone, in one call: short ones cost little more."""
     operands = list(zip(grads, residuals, indices, values, strict=True))
     for grad_N, residual_N, indices_K, values_K in operands:
-        num_elements, num_selected = grad_N.numel(), indices_K.numel()
+        num_elements = grad_N.numel()
+        num_selected = indices_K.numel()
         check_floating("grad_N", grad_N)
         check_vector("indices_K", indices_K, num_selected, torch.int32)
         check_vector("values_K", values_K, num_selected, grad_N.dtype)
@@ -88,7 +89,9 @@ def topk_ranges(
     With ``firsts_L`` (int64) that is what a range's first element is called instead of its start.
     Short ranges are shared out among threads, so a thousand small layers cost one call.
     """
-    num_elements, num_ranges, num_selected = c_N.numel(), starts_L.numel(), indices_K.numel()
+    num_elements = c_N.numel()
+    num_ranges = starts_L.numel()
+    num_selected = indices_K.numel()
     check_floating("c_N", c_N)
     check_addressable("c_N", num_elements)
     firsts_L = starts_L if firsts_L is None else firsts_L
@@ -97,7 +100,8 @@ def topk_ranges(
         check_vector(name, table_L, num_ranges, torch.int64)
     check_vector("indices_K", indices_K, num_selected, torch.int32)
     check_vector("values_K", values_K, num_selected, c_N.dtype)
-    library, status = _load_select() if serves_cpp(c_N) else None, None
+    library = _load_select() if serves_cpp(c_N) else None
+    status = None
     if library is not None:
         status = library.gw_topk_ranges(
             c_N, num_elements, *tables.values(), num_ranges, indices_K, values_K, num_selected
@@ -134,7 +138,8 @@ def scatter_add(
     last unit lies beyond ``out_N`` is dropped. Raises InvalidSetting, with ``out_N`` untouched,
     where an index lies outside ``out_N``.
     """
-    num_entries, num_units = indices_K.numel(), -(-out_N.numel() // width)
+    num_entries = indices_K.numel()
+    num_units = -(-out_N.numel() // width)
     check_floating("out_N", out_N)
     check_vector("indices_K", indices_K, num_entries, torch.int32)
     check_vector("values", values, num_entries * width, out_N.dtype)

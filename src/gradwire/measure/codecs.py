@@ -147,9 +147,12 @@ class _Codec(_Case):
 
     def __init__(self, codec: Compressor, numel: int, world: int) -> None:
         spec = TensorSpec("measured", numel)
-        self.codec, self.scale = codec.for_world(world), 1 / world
-        self.state, self.source_N = self.codec.init(spec), _drawn(numel)
-        self.grad_N, self.sum_N = self.source_N.clone(), torch.zeros_like(self.source_N)
+        self.codec = codec.for_world(world)
+        self.scale = 1 / world
+        self.state = self.codec.init(spec)
+        self.source_N = _drawn(numel)
+        self.grad_N = self.source_N.clone()
+        self.sum_N = torch.zeros_like(self.source_N)
         traits = codec.traits
         self.residual_N = torch.zeros_like(self.source_N) if traits.error_feedback else None
         if traits.additive:  # then the payload may lie in the gradient itself
@@ -163,7 +166,9 @@ class _Codec(_Case):
         return [self._text()]
 
     def _text(self) -> Steps[None]:
-        codec, grad_N, numel = self.codec, self.grad_N, self.grad_N.numel()
+        codec = self.codec
+        grad_N = self.grad_N
+        numel = self.grad_N.numel()
         kept: dict[str, Any] = {"residual_N": self.residual_N, "buffer": self.buffer}
         encode = partial(codec.encode, self.state, grad_N, **kept)
         payload, self.state = yield Compute("encode", encode, numel)
@@ -180,7 +185,8 @@ class _Text(_Case):
 
     def __init__(self, exchange: Exchange, numel: int, world: int) -> None:
         spec = TensorSpec("measured", numel, shapes=squarest(numel))
-        self.exchange, self.source_N = exchange, _drawn(numel)
+        self.exchange = exchange
+        self.source_N = _drawn(numel)
         self.members = [Member(rank, world) for rank in range(world)]
         self.states = [exchange.init(spec, world) for _ in self.members]
         self.grads, self.residuals = (

@@ -44,7 +44,11 @@ from ..runtime.step.hooked import Hooked
 # of it is ready, so what runs between two layers is charged to the later one, which waits for it.
 # Both ways nothing is lost and nothing counts twice.
 
-BEGUN, ENTERED, LEFT, READY, ENDED = "begun", "entered", "left", "ready", "ended"
+BEGUN = "begun"
+ENTERED = "entered"
+LEFT = "left"
+READY = "ready"
+ENDED = "ended"
 """A step, a module's forward, the end of a forward pass, a gradient, the end of a backward pass."""
 
 
@@ -70,7 +74,8 @@ class Marks:
     def __init__(
         self, model: nn.Module, modules: Iterable[nn.Module], params: Mapping[str, Any]
     ) -> None:
-        self._model, self._params = model, dict(params)
+        self._model = model
+        self._params = dict(params)
         self._wait = device_waiter({param.device for param in model.parameters()})
         self.marks: list[Moment] = []
         self.batch_size: int | None = None
@@ -393,7 +398,8 @@ def _measure(
     """
     params = {name: parameter for name, (parameter, _) in seen.parameters.items()}
     modules = [module for _, module in seen.layers]
-    plain_s, marked_s = list[Any](), list[Any]()
+    plain_s = list[Any]()
+    marked_s = list[Any]()
     for number in range(-NUM_WARM_UP, iterations):
         for hooked, rows in ((), plain_s), (modules, marked_s):
             for parameter in params.values():
@@ -526,9 +532,11 @@ class LayerWatch(Marks):
             self.seconds.append((0.0, 0.0))
         kinds = [mark.kind for mark in self.marks]
         if self._last_s is not None and kinds[:1] == [ENTERED] and kinds[-1] == READY:
-            first_s, ready_s = self.marks[0].at_s, self.marks[-1].at_s
+            first_s = self.marks[0].at_s
+            ready_s = self.marks[-1].at_s
             other_s = first_s - self._last_s
-            (thread, before_s), (last_thread, after_s) = self._began, self._ended
+            (thread, before_s) = self._began
+            (last_thread, after_s) = self._ended
             core_s = after_s - before_s if thread == last_thread else inf
             self._steps.append(_Step(other_s, self.marks))
             self.seconds[-1] = (other_s + ready_s - first_s, other_s + core_s)
@@ -537,7 +545,8 @@ class LayerWatch(Marks):
 
     def profile(self) -> Profile:
         """The profile of the steps so far; there is at least one."""
-        first, buckets = self._steps[0].marks, self._buckets()
+        first = self._steps[0].marks
+        buckets = self._buckets()
         called = [mark.what for mark in first if mark.kind == ENTERED]
         seen = in_order(self._model, self._params, called, self.batch_size)
         pairs = [charged(_in_buckets(step.marks, buckets), seen) for step in self._steps]

@@ -155,7 +155,8 @@ def measure_cluster(
             cases.append(_Case(verb, numel, [_maker(verb, numel, engine.rank, engine.world)]))
     seconds = _message_s(engine, cases, budget_s, rounds, advance)
     fits = dict(zip(verbs, _lines(cases, seconds, len(sizes_bytes)), strict=True))
-    ring, line = travel("all_reduce", engine.world), fits["all_reduce"]
+    ring = travel("all_reduce", engine.world)
+    line = fits["all_reduce"]
     found = Cluster(
         num_ranks=engine.world,
         rate_bytes_per_s=rate_bytes_per_s or ring.copies / _slope(line),
@@ -196,7 +197,8 @@ def measure_hosts(
     all ``verbs`` for shares, of which ``all_reduce`` is the first. ``sizes_bytes`` are those of all
     shares together; see ``measure_cluster``. Every rank returns rank 0's figures.
     """
-    count, num_hosts = engine.ranks_per_host, engine.world // engine.ranks_per_host
+    count = engine.ranks_per_host
+    num_hosts = engine.world // engine.ranks_per_host
     sizes = len(sizes_bytes)
     numels = [-(-size // (ITEM_BYTES * engine.world)) * engine.world for size in sizes_bytes]
     own_host, place = divmod(engine.rank, count)
@@ -224,10 +226,13 @@ def measure_hosts(
         line=within,
         shares=shares,
     )
-    rate, hop_s = host.rate_bytes_per_s, host.hop_s
+    rate = host.rate_bytes_per_s
+    hop_s = host.hop_s
     if "all_reduce" in shares:
-        across, ring = shares["all_reduce"], travel("all_reduce", num_hosts)
-        rate, hop_s = count * ring.copies / _slope(across), across.alpha_s / ring.rounds
+        across = shares["all_reduce"]
+        ring = travel("all_reduce", num_hosts)
+        rate = count * ring.copies / _slope(across)
+        hop_s = across.alpha_s / ring.rounds
     found = Cluster(
         num_ranks=engine.world,
         rate_bytes_per_s=rate,
@@ -257,7 +262,8 @@ def _all_reduce_maker(numel: int, engine: Engine) -> Make:
 
 
 def _dense_maker(exchange: Exchange, rank: int, world: int, numel: int) -> Make:
-    grad_N, member = torch.zeros(numel, dtype=torch.float32), Member(rank, world)
+    grad_N = torch.zeros(numel, dtype=torch.float32)
+    member = Member(rank, world)
     state = exchange.init(TensorSpec("measured", numel), world)
     return lambda: exchange.synchronise(member, state, grad_N, grad_N)
 
@@ -354,7 +360,9 @@ def _maker(verb: VerbName, numel: int, rank: int, world: int, ranks_per_host: in
         dense = on_hosts(exchange_for(none()), ranks_per_host)
         return _dense_maker(dense, rank, world, numel)
     buf_N = torch.zeros(numel, dtype=torch.float32)
-    shares, right, left = (numel // world,) * world, (rank + 1) % world, (rank - 1) % world
+    shares = (numel // world,) * world
+    right = (rank + 1) % world
+    left = (rank - 1) % world
     verbs: tuple[Verb, ...]
     match verb:
         case "all_gather":
@@ -440,7 +448,8 @@ class LinkReport(NamedTuple):
     @property
     def rate_bytes_per_s(self) -> float:
         """Bytes a second that a rank sends of long messages; a ring sends 2(W-1)/W of a buffer."""
-        copies, beta_s = travel("all_reduce", self.world).copies, self.fit.per_unit_s
+        copies = travel("all_reduce", self.world).copies
+        beta_s = self.fit.per_unit_s
         return copies / beta_s if beta_s > 0 else float("inf")
 
 
@@ -456,11 +465,14 @@ def torch_all_reduces(
     It is a quick look at a link, by this rank's clock. Raises ``InvalidSetting`` for a group of
     one.
     """
-    world, wait, samples = group.size(), device_waiter({device} if device else set()), []
+    world = group.size()
+    wait = device_waiter({device} if device else set())
+    samples = []
     if world < 2:
         raise InvalidSetting(f"a link joins at least two ranks, got {world}; start more ranks")
     for size_bytes in sizes_bytes:
-        buffer_N, taken_s = torch.zeros(max(1, size_bytes // 4), device=device), []
+        buffer_N = torch.zeros(max(1, size_bytes // 4), device=device)
+        taken_s = []
         # Decided by the size alone: all ranks must call equally often. Short ones scatter more.
         for _ in range(26 if size_bytes <= 2**18 else 8):
             group.barrier().wait()

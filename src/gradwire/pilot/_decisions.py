@@ -150,7 +150,8 @@ def decide(review: Review) -> Decision:
     >>> decide(Review(is_planned=True, step_s=0.1, dense_s=0.4)).move
     <Move.EXPECT: 'expect'>
     """
-    slowness, step_s = review.slowness, review.step_s
+    slowness = review.slowness
+    step_s = review.step_s
     if slowness is not None and not HALF < slowness < 1 / HALF:
         return Decision(
             Move.PLAN,
@@ -185,7 +186,8 @@ def decide(review: Review) -> Decision:
 
 def _first(review: Review) -> Decision | None:
     """The move that follows from the first steps by a plan; None if these are as they should be."""
-    step_s, dense_s = review.step_s, review.dense_s
+    step_s = review.step_s
+    dense_s = review.dense_s
     best_s = inf if review.best_s is None else review.best_s
     rival_s = inf if review.rival_s is None else review.rival_s
     if rival_s <= min(REACH * min(step_s, best_s), WORTH * dense_s):

@@ -38,7 +38,8 @@ from ._planning import Chosen, Proposal, proposal
 VERBS: tuple[VerbName, ...] = ("all_reduce", "all_gather", "all_to_all")
 MESSAGE_S = 0.04
 """Seconds that the largest message of a measurement takes, about."""
-LEAST_BYTES, MOST_BYTES = 2**16, 2**22
+LEAST_BYTES = 2**16
+MOST_BYTES = 2**22
 BUDGET_S = 0.03
 """Seconds that one size of a verb, or of a compressor, may take, about."""
 ROUNDS = 3
@@ -62,7 +63,8 @@ def links_of(engine: Engine) -> Links:
     at once after a pause.
     """
     all_reduce_s(engine, LEAST_BYTES, 1)
-    largest, taken_s = LEAST_BYTES, all_reduce_s(engine, LEAST_BYTES)
+    largest = LEAST_BYTES
+    taken_s = all_reduce_s(engine, LEAST_BYTES)
     while taken_s < MESSAGE_S and largest < MOST_BYTES:
         largest *= 2
         taken_s = all_reduce_s(engine, largest)
@@ -103,7 +105,8 @@ def shared_layers(engine: Engine, layers: LayerWatch, step_s: float) -> SharedLa
         return SharedLayers(None, 0.0, dense_s)
     mine = None if own is None else {"profile": own.to_json(), "other_s": layers.other_s}
     told = told_by(engine, slowest, mine)
-    profile, other_s = Profile.parse(told["profile"], "layers"), told["other_s"]
+    profile = Profile.parse(told["profile"], "layers")
+    other_s = told["other_s"]
     whole_s = other_s + profile.forward_s + profile.backward_s
     longest_s = [max(step) for step in zip(*(row[2:] for row in rows), strict=True)]
     factor = median(filter(None, longest_s)) / whole_s if whole_s else 1.0
@@ -155,10 +158,12 @@ def _own_codecs(compressors: tuple[str, ...], world: int, threads: int) -> dict[
 _log = logging.getLogger("gradwire")
 _WARM_UP = 3
 """The first steps, in which kernels are built and memory is touched; they are not measured."""
-_LONG_S, _ENOUGH_S = 1.0, 3.0
+_LONG_S = 1.0
+_ENOUGH_S = 3.0
 """Seconds of a step after which there is no more warm-up, and of two or more measured steps after
 which there are no more of these: on a slow link dense steps are dear."""
-REVIEWED, MOST_REVIEWED = 8, 24
+REVIEWED = 8
+MOST_REVIEWED = 24
 """The steps between two reviews: the least by default, and the most unless more are asked for."""
 
 
@@ -169,9 +174,12 @@ class MeasuredFlight(Flight):
     """
 
     def __init__(self, name: str, steps: int, codecs: Sequence[str], controls: Controls) -> None:
-        self._name, self._measured_steps, self._controls = name, steps, controls
+        self._name = name
+        self._measured_steps = steps
+        self._controls = controls
         self._compressors = tuple(codecs)
-        self._num_steps, self._skipped = 0, _WARM_UP
+        self._num_steps = 0
+        self._skipped = _WARM_UP
         self._steps_s: list[float] = []
         self._last_s = clock()
         self._told: Callable[[], list[list[float]]] | None = None
@@ -199,7 +207,8 @@ class MeasuredFlight(Flight):
         """Acts on seconds of a step, and errors of means (or -1), of all ranks."""
 
     def stats(self) -> dict[str, Any]:
-        links, made = self._links, self._proposal
+        links = self._links
+        made = self._proposal
         is_planned = self._controls.plan is not None
         return {
             "decisions": list(self.decisions),
@@ -239,7 +248,8 @@ class MeasuredFlight(Flight):
         if self._cluster is None:
             self._measure(taken_s)
         elif self._told is not None:
-            told, self._told = self._told, None
+            told = self._told
+            self._told = None
             self._review(told())
         elif len(self._steps_s) >= self._num_judged():
             self._told = self._tell(typical_s(self._steps_s))
@@ -259,7 +269,8 @@ class MeasuredFlight(Flight):
 
     def _measure(self, taken_s: float) -> None:
         """Measures layers step by step; after the last of these steps links, and plans."""
-        controls, engine = self._controls, self._controls.engine
+        controls = self._controls
+        engine = self._controls.engine
         if engine.world == 1:
             self._steps_s.clear()
             if self._num_steps == 1:
@@ -278,7 +289,8 @@ class MeasuredFlight(Flight):
         is_enough = num_steps > 1 and self._measured_s >= _ENOUGH_S
         if num_steps < self._measured_steps and not is_enough:
             return
-        layers, self._layers = self._layers, None
+        layers = self._layers
+        self._layers = None
         layers.remove()
         start_s = clock()
         shared = shared_layers(engine, layers, typical_s(self._steps_s))
@@ -341,7 +353,8 @@ class MeasuredFlight(Flight):
         if plan is not self._controls.plan:
             self._controls.switch(plan)
         self._steps_s.clear()
-        self._skipped, self._expected_s = 2, None
+        self._skipped = 2
+        self._expected_s = None
 
     def _say(self, sentence: str, *, level: int = logging.INFO) -> None:
         self.decisions.append(f"step {self._num_steps}: {sentence}")

@@ -111,7 +111,8 @@ def link_factor(profile: Profile, cluster: Cluster, taken_s: float) -> float:
         links = cluster.slower(factor)
         return iteration_s(ddp(profile, links), profile, links)
 
-    low, high = 1 / MOST_FACTOR, MOST_FACTOR
+    low = 1 / MOST_FACTOR
+    high = MOST_FACTOR
     is_near = abs(predicted_s(1.0) - taken_s) <= MARGIN * taken_s
     if is_near or not predicted_s(low) < taken_s < predicted_s(high):
         return 1.0

@@ -92,10 +92,12 @@ class _Watched(MeasuredFlight):
     def __init__(self, settings: auto, controls: Controls) -> None:
         compressors = compressors_of(settings.fidelity)
         super().__init__("auto", settings.measured_steps, compressors, controls)
-        self._settings, self._fidelity = settings, settings.fidelity
+        self._settings = settings
+        self._fidelity = settings.fidelity
         controls.guard(_GUARDED * settings.review_steps)
         self._error: float | None = None
-        self._off, self._was_off = OFF, False
+        self._off = OFF
+        self._was_off = False
         self._planned_s: float | None = None
         self._best: tuple[Proposal, float] | None = None
         self._between_trials = self._until_trial = settings.trial_steps
@@ -109,7 +111,8 @@ class _Watched(MeasuredFlight):
         super().step_ended()
 
     def _num_judged(self) -> int:
-        least, most = self._settings.review_steps, MOST_REVIEWED
+        least = self._settings.review_steps
+        most = MOST_REVIEWED
         if self._is_trial or self._best is not None:
             least = _TRIAL if self._is_trial else min(_RIVAL, least)
             most = MOST_REVIEWED // 2
@@ -173,7 +176,8 @@ class _Watched(MeasuredFlight):
         match decision.move:
             case Move.EXPECT:
                 self._best = None
-                is_first, self._expected_s = self._expected_s is None, step_s
+                is_first = self._expected_s is None
+                self._expected_s = step_s
                 if self._controls.plan is None:
                     self._dense_s = step_s
                 elif is_first and self._proposal is not None:
@@ -197,7 +201,8 @@ class _Watched(MeasuredFlight):
             case Move.TRY_RIVAL | Move.BACK:
                 self._take_other(decision, step_s)
             case Move.TRY_DENSE:
-                self._planned_s, self._best = step_s, None
+                self._planned_s = step_s
+                self._best = None
                 self._go(None, is_trial=True)
             case Move.RETURN:
                 assert self._proposal is not None
@@ -212,7 +217,8 @@ class _Watched(MeasuredFlight):
         assert self._proposal is not None
         if decision.move is Move.BACK:
             assert self._best is not None
-            self._proposal, self._best = self._best[0]._replace(rivals=()), None
+            self._proposal = self._best[0]._replace(rivals=())
+            self._best = None
         else:
             if self._best is None or step_s < GAIN * self._best[1]:
                 self._best = self._proposal, step_s

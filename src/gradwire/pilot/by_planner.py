@@ -60,7 +60,9 @@ class by_planner(Pilot):
         if remedy := getattr(inspect.getmodule(found), "NOT_WHILE_TRAINING", ""):
             accepted = "one that plans once, by layers, links and compressors"
             raise invalid("planner", planner, accepted, remedy)
-        self.planner, self.measured_steps, self.settings = planner, measured_steps, settings
+        self.planner = planner
+        self.measured_steps = measured_steps
+        self.settings = settings
 
     def __repr__(self) -> str:
         given = {"measured_steps": self.measured_steps, **self.settings}
@@ -87,10 +89,13 @@ class _Planned(MeasuredFlight):
 
     def __init__(self, pilot: by_planner, controls: Controls) -> None:
         super().__init__(pilot.planner, pilot.measured_steps, pilot.compressors, controls)
-        self._pilot, self._planned_at = pilot, -1
-        engine, params = controls.engine, controls.params
+        self._pilot = pilot
+        self._planned_at = -1
+        engine = controls.engine
+        params = controls.params
         codec = CodecFit(**dict.fromkeys(PRIMITIVES, LineFit(alpha_s=1e-4, per_unit_s=1e-9)))
-        rate, count = 1.25e8, engine.ranks_per_host
+        rate = 1.25e8
+        count = engine.ranks_per_host
         cluster = Cluster(
             num_ranks=engine.world,
             rate_bytes_per_s=rate,
@@ -124,7 +129,8 @@ class _Planned(MeasuredFlight):
         self._say(told + ", but nothing is overlapped without optimizer= or under DDP" * cannot)
 
     def _review(self, rows: list[list[float]]) -> None:
-        is_first, self._expected_s = self._expected_s is None, max(row[0] for row in rows)
+        is_first = self._expected_s is None
+        self._expected_s = max(row[0] for row in rows)
         if is_first and self._controls.plan is not None:
             seconds = self._expected_s, self.stats()["predicted_s"], self._dense_s
             words = "a step by the plan takes {}, {} was predicted, {} is that of a dense one"

@@ -40,9 +40,11 @@ class Bucket:
     def chunks(self, start: int = 0, stop: int | None = None) -> tuple[Chunk, ...]:
         """Elements ``start:stop`` of the whole bucket, as chunks of its tensors."""
         stop = self.numel if stop is None else stop
-        found, offset = [], 0
+        found = []
+        offset = 0
         for tensor in self.tensors:
-            first, last = max(start - offset, 0), min(stop - offset, tensor.numel)
+            first = max(start - offset, 0)
+            last = min(stop - offset, tensor.numel)
             if first < last:
                 found.append(Chunk(tensor=tensor.name, start=first, stop=last))
             offset += tensor.numel

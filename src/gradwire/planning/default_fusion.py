@@ -26,7 +26,8 @@ DEFAULT_CHANNELS = 4
 """The messages that are sent at once."""
 
 _WIRE_BYTES = 2**22
-_FEWEST, _MOST = 4, 16
+_FEWEST = 4
+_MOST = 16
 _SMALLEST_BYTES = 2**20
 
 

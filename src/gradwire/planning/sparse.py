@@ -26,7 +26,8 @@ def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[SchemeInpu
     Hosts of several ranks add up first, and the setting is that of a rank's share of their sum. But
     gradients that come as rows are not added up: they travel among all ranks.
     """
-    sparsity, count = profile.sparsity, cluster.ranks_per_host
+    sparsity = profile.sparsity
+    count = cluster.ranks_per_host
     if sparsity is None:
         return {}
     tensors = {tensor.name: tensor for layer in profile.layers for tensor in layer.tensors}
@@ -70,7 +71,8 @@ class SparsePart:
         """The part for which a sparse scheme is the fastest, or no other carries its rows."""
         sparsity = profile.sparsity
         numels = {t.name: t.numel for layer in profile.layers for t in layer.tensors}
-        exchanges, messages = {}, []
+        exchanges = {}
+        messages = []
         for name, (at, found) in schemes_of(profile, cluster).items():
             assert sparsity is not None
             one = sparsity.of(name)

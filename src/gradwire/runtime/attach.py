@@ -168,7 +168,8 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
     ranks: list[int] = []
     if dist.is_initialized():
         ranks = dist.get_process_group_ranks(found or dist.group.WORLD)
-    timeout, shards = settings.patience, getattr(settings.options, "shards", None)
+    timeout = settings.patience
+    shards = getattr(settings.options, "shards", None)
     if mesh is None:
         return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks, found)
     if shards is not None:
@@ -216,7 +217,8 @@ class Attachment:
 
         A rank that refuses tells the others, so none waits. A ``newcomer`` agrees with a run.
         """
-        who, shards = grid.who, grid.shards
+        who = grid.who
+        shards = grid.shards
         leave_by_cause()
         try:
             reshard(model)
@@ -276,11 +278,13 @@ class Attachment:
         newcomer: Newcomer | None,
     ) -> Handle:
         """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
-        settings, is_ddp = self.settings, isinstance(self.model, DistributedDataParallel)
+        settings = self.settings
+        is_ddp = isinstance(self.model, DistributedDataParallel)
         if networks is not None:
             # All refuse alike, and before any connects: one that still did would see others close.
             choose(settings.options.backend, networks, settings.ranks_per_host)
-        undo, recorder = ExitStack(), Recorder(settings.options.trace_steps)
+        undo = ExitStack()
+        recorder = Recorder(settings.options.trace_steps)
         engine_of = partial(
             Engine,
             num_channels=0 if self.is_left_to_ddp(messages) else settings.channels,
@@ -324,7 +328,8 @@ class Attachment:
         only gradwire's messages have: a size, a number of channels, another time-out. A plan has
         messages of its own, and a pilot may plan some.
         """
-        exchange, is_ddp = self.settings.exchange, isinstance(self.model, DistributedDataParallel)
+        exchange = self.settings.exchange
+        is_ddp = isinstance(self.model, DistributedDataParallel)
         if not is_ddp or self.settings.asks_for_messages or not isinstance(exchange, Exchange):
             return False
         dense = exchange_for(none())
@@ -336,7 +341,8 @@ class Attachment:
 
     def _tensors(self) -> list[tuple[str, Tensor, str]]:
         """Every tensor that ranks must share, as they hold it, its name and how it is treated."""
-        model, sparse = self.model, sparse_weights(self.model)
+        model = self.model
+        sparse = sparse_weights(self.model)
 
         def how(name: str, param: Tensor) -> str:
             if id(param) in sparse:
@@ -353,7 +359,8 @@ class Attachment:
         return tensors
 
     def _fingerprint(self, shards: Membership, special: Mapping[str, object]) -> Fingerprint:
-        model, settings = self.model, self.settings
+        model = self.model
+        settings = self.settings
         is_ddp = isinstance(model, DistributedDataParallel)
         shared: dict[str, object] = {
             "call": f"gw.{self.way}",
@@ -387,7 +394,8 @@ class Attachment:
 
     def messages(self, who: Membership) -> list[Message]:
         """All messages in issue order."""
-        exchange, cluster = self.settings.exchange, self.settings.options.cluster
+        exchange = self.settings.exchange
+        cluster = self.settings.options.cluster
         if isinstance(exchange, Exchange):
             made = self._fused(exchange, who)
         else:
@@ -415,7 +423,8 @@ class Attachment:
 
     def check(self) -> Check:
         """The comparison of what has the same bits on all ranks whenever a step begins."""
-        params, every = self.params, self.settings.failure.check_every
+        params = self.params
+        every = self.settings.failure.check_every
         return Check(every, lambda names: [(n, shard_of(param)) for n, param in params])
 
     @property
@@ -428,7 +437,9 @@ class Attachment:
 
         Whoever is made here knows those made before it, and none made after.
         """
-        model, params, settings = self.model, self.params, self.settings
+        model = self.model
+        params = self.params
+        settings = self.settings
         strangers = Strangers(model, params, progress.give_up)
         undo.callback(strangers.remove)
         local = LocalGradients(progress, params)
@@ -440,7 +451,8 @@ class Attachment:
             buckets = self._buckets(model, progress, undo)
             undo.callback(BypassWatch(progress, model, params, local).remove)
         else:
-            overlap, optimizer = None, settings.optimizer
+            overlap = None
+            optimizer = settings.optimizer
             if optimizer is not None and not isinstance(settings.exchange, Exchange):
                 from .overlap.overlap import Overlap  # a plan may overlap the next forward pass
 
@@ -480,7 +492,8 @@ class Attachment:
         """The hooks of a DDP model that has messages, or may come to have some; else None."""
         from .ddp.comm_hook import DDPInTurn, count_steps, serve_hook
 
-        settings, params = self.settings, self.params
+        settings = self.settings
+        params = self.params
         if self.is_left_to_ddp(progress.synchroniser.messages):
             undo.callback(count_steps(progress, model, params))
             return None

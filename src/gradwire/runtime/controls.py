@@ -90,11 +90,15 @@ class Controls:
         """The DDP model around ``model``, if there is one."""
         self.model: nn.Module = model if self.ddp is None else self.ddp.module
         self.params = dict(params)
-        self._progress, self._hooks, self._make_messages = progress, hooks, make_messages
+        self._progress = progress
+        self._hooks = hooks
+        self._make_messages = make_messages
         self._overlapping = overlapping
         self.plan: Plan | None = None
         """The plan in force; None while gradients travel dense, as without a plan."""
-        self._num_overlapped, self._fallbacks = 0, Counter[str]()  # of overlaps that have ended
+        # of overlaps that have ended
+        self._num_overlapped = 0
+        self._fallbacks = Counter[str]()
         self._dense_and_owed = on_hosts(_DELIVERING, self.engine.ranks_per_host)
         self._is_delivering = False
         self._cluster: Cluster | None = None
@@ -176,9 +180,11 @@ class Controls:
         if self._cluster is not None:
             for message in made:
                 message.know(self._cluster)
-        owed, who = self._dense_and_owed, self.engine.who
+        owed = self._dense_and_owed
+        who = self.engine.who
         for place in checkpoint.homeless(saved, made) if delivering is None else delivering:
-            slots, of = made[place].slots, self.params
+            slots = made[place].slots
+            of = self.params
             ranges = [ParamRange(s.name, of[s.name], s.first, s.last) for s in slots]
             after = made[place].after
             made[place] = Message(place, ranges, owed, who.rank, who.world, after=after)
@@ -189,7 +195,8 @@ class Controls:
         """Puts messages that were prepared in the place of the present ones."""
         self._progress.synchroniser.replace(messages)
         self._is_delivering = any(m.exchange is self._dense_and_owed for m in messages)
-        engine, plan = self.engine, self.plan
+        engine = self.engine
+        plan = self.plan
         most = engine.num_channels if plan is None else plan.credit
         engine.use(min(most, max(1, len(messages))))
         if self.in_turn is not None:
@@ -258,7 +265,8 @@ class Controls:
         """
         if not self._is_delivering:
             return
-        taken, present = self._progress.synchroniser.taken, self._progress.messages
+        taken = self._progress.synchroniser.taken
+        present = self._progress.messages
         delivers = [p for p, one in enumerate(present) if one.exchange is self._dense_and_owed]
         owes = [place for place in delivers if not taken.issuperset(present[place].names)]
         if owes != delivers:

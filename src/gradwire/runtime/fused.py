@@ -87,8 +87,10 @@ class _Kinds:
     """How a model's gradients travel: those of one kind may share a message."""
 
     def __init__(self, model: nn.Module, settings: Settings, exchange: Exchange) -> None:
-        self._sparse, self._width_of = sparse_weights(model), tables(model)
-        self._asked, self._dense = exchange, beside(exchange)
+        self._sparse = sparse_weights(model)
+        self._width_of = tables(model)
+        self._asked = exchange
+        self._dense = beside(exchange)
         self._settings = settings
 
     def is_sparse(self, param: Tensor) -> bool:
@@ -101,7 +103,8 @@ class _Kinds:
 
     def exchange_of(self, name: str, param: Tensor) -> Exchange:
         """The exchange that carries a parameter whose gradients are not row-sparse."""
-        asked, width = self.asked_for(name, param), self._width_of.get(id(param))
+        asked = self.asked_for(name, param)
+        width = self._width_of.get(id(param))
         is_free = is_pair(asked) and named_collective(asked) is None
         if not (is_free and width):
             return asked

@@ -73,9 +73,13 @@ class Handle:
         controls: Controls | None,
         undo: ExitStack,
     ) -> None:
-        self.exchange, self._controls = exchange, controls
+        self.exchange = exchange
+        self._controls = controls
         self.synchroniser = progress.synchroniser
-        self._model, self._progress, self._hooks, self._undo = model, progress, hooks, undo
+        self._model = model
+        self._progress = progress
+        self._hooks = hooks
+        self._undo = undo
         self._given: Any = weakref.ref(model)
         self.attached = True
         self.left: list[dict[str, Any]] = []
@@ -84,7 +88,8 @@ class Handle:
         self.group: Any = None
         """The process group whose ranks average; None without one."""
         self._algorithm = algorithm(exchange)
-        self._run, self._num_loads = run_of(self._engine.who), 0
+        self._run = run_of(self._engine.who)
+        self._num_loads = 0
         self._shard = place_in(self._engine.shards, model)
 
     def __enter__(self) -> Self:
@@ -167,7 +172,8 @@ class Handle:
             with model.no_sync() if is_ddp else nullcontext():
                 yield
             return
-        before, self._hooks.is_paused = self._hooks.is_paused, True
+        before = self._hooks.is_paused
+        self._hooks.is_paused = True
         try:
             yield
         finally:
@@ -223,7 +229,8 @@ class Handle:
 
         If there are residuals, this call waits for the pending means of an overlapping plan.
         """
-        recorder, synchroniser = self._progress.recorder, self.synchroniser
+        recorder = self._progress.recorder
+        synchroniser = self.synchroniser
         numel = sum(param.numel() for param in synchroniser.params.values())
         messages = synchroniser.messages if self._engine.num_channels else []
         return {
@@ -425,7 +432,8 @@ class Handle:
         """A function that puts a state in place, once all of it was found to fit."""
         from .state import checkpoint
 
-        messages, controls = self._progress.messages, self._controls
+        messages = self._progress.messages
+        controls = self._controls
         if controls is not None:
             checkpoint.refuse_other(saved, messages, self._origin, strict=strict)
             made = controls.prepared(saved)
@@ -471,7 +479,9 @@ class Handle:
         """
         if self.attached:
             self._between_steps("detach()", takes_a_torn_step=True)
-            progress, engine, begin_s = self._progress, self._engine, wall_clock()
+            progress = self._progress
+            engine = self._engine
+            begin_s = wall_clock()
             with progress.opening:  # a step that is being opened is one under way
                 progress.is_leaving = True
             while progress.backward() is not None and not engine.is_copy:  # in another thread
@@ -491,7 +501,9 @@ class Handle:
 
     def go_on_in(self, group: Group | None) -> None:
         """Belongs to a group of other ranks from now on, and to a run of its own."""
-        self.group, self._run, self._num_loads = group, run_of(self._engine.who), 0
+        self.group = group
+        self._run = run_of(self._engine.who)
+        self._num_loads = 0
         self.backend = AFTER_A_CHANGE
 
     def enter_model(self) -> None:
@@ -542,7 +554,9 @@ class Handle:
                 ``auto``, local steps, or a plan that overlaps the next forward pass.
             RankFailed: As ``backward()``.
         """
-        hooks, engine, reason = self._hooks, self._progress.synchroniser.engine, ""
+        hooks = self._hooks
+        engine = self._progress.synchroniser.engine
+        reason = ""
         if isinstance(self._model, DistributedDataParallel):
             reason = "a DDP model, which has join()"
         elif self._controls is not None:

@@ -24,7 +24,8 @@ from .grid.dtensors import has_dtensors, is_dtensor
 from .settings import BOTH, Settings, sparse_weights
 
 _log = logging.getLogger("gradwire")
-LOCAL, REDUCE_SCATTER = "local_steps", "fsdp.reduce_scatter"
+LOCAL = "local_steps"
+REDUCE_SCATTER = "fsdp.reduce_scatter"
 
 
 class Facts(NamedTuple):
@@ -45,7 +46,8 @@ def _rows(facts: Facts) -> list[str]:
 
 
 def _rows_asked(facts: Facts) -> str:
-    params, asks = dict(facts.params), facts.settings.options.compress_if
+    params = dict(facts.params)
+    asks = facts.settings.options.compress_if
     return next((name for name in _rows(facts) if asks(name, params[name])), "")
 
 
@@ -101,8 +103,10 @@ def _num_shards(facts: Facts) -> int | None:
     return given.size() if given is not None and given.size() > 1 else None
 
 
-DTENSORS, HALF = "DTensors (fully_shard)", "scaler, float16 parameters"
-ADAPTS, CUT_ROWS = "adapt", "sparse rows of DTensors"
+DTENSORS = "DTensors (fully_shard)"
+HALF = "scaler, float16 parameters"
+ADAPTS = "adapt"
+CUT_ROWS = "sparse rows of DTensors"
 _FIELDS = [one for kind in BOTH.values() for one in fields(kind)]
 FEATURES: dict[str, Callable[[Facts], Any]] = {
     "a plan": lambda facts: facts.settings.plan and "a plan",
@@ -148,7 +152,8 @@ class RefusedPair(NamedTuple):
 
     def error(self, first: Any, second: Any = None) -> InvalidSetting:
         """The error that is raised for these values."""
-        what, accepted = ((self.what or self.first), self.accepted)
+        what = self.what or self.first
+        accepted = self.accepted
         texts = what.format(first, second), self.given or first, accepted.format(first, second)
         return invalid(*texts, self.remedy)
 

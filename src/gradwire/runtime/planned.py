@@ -31,12 +31,15 @@ def messages_of(
     ranks_per_host: int = 1,
 ) -> list[Message]:
     """The messages of ``plan`` in issue order, for parameters that ``check_for`` accepted."""
-    of, exchanges = dict(params), exchanges_of(plan)
-    rank, world = who.rank, who.world
+    of = dict(params)
+    exchanges = exchanges_of(plan)
+    rank = who.rank
+    world = who.world
     made: list[Message] = []
     turns = turns_of(message.exchange for message in plan.messages)
     for index, (message, turn) in enumerate(zip(plan.messages, turns, strict=True)):
-        exchange, after = exchanges[message.exchange], message.after
+        exchange = exchanges[message.exchange]
+        after = message.after
         name = message.chunks[0].tensor
         if id(of[name]) in sparse:
             way = _rows_way(exchange)
@@ -98,7 +101,8 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
         rows = [c.tensor for c in message.chunks if id(of[c.tensor]) in sparse]
         if not rows:
             continue
-        (first, *others), why = message.chunks, ""
+        (first, *others) = message.chunks
+        why = ""
         if others or first.numel < of[first.tensor].numel():
             why = "cut" if not others else "with others"
         elif _rows_way(exchanges[message.exchange]) is None:

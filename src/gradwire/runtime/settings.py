@@ -153,7 +153,8 @@ class Settings:
 
     def checked(self, mesh: Any, who: Membership) -> Settings:
         """The same with the exchange resolved; raises ``InvalidSetting`` for what is wrong."""
-        exchange, ranks_per_host = resolve(self.exchange), ranks_of_each_host(mesh, who)
+        exchange = resolve(self.exchange)
+        ranks_per_host = ranks_of_each_host(mesh, who)
         for name, kind in BOTH.items():
             if not isinstance(value := getattr(self, name), kind):
                 accepted = f"a gw.{kind.__name__} or None"
@@ -209,7 +210,8 @@ class Settings:
     @property
     def asks_for_messages(self) -> bool:
         """Whether a setting is given that only gradwire's own messages obey, and not DDP's."""
-        options, failure = self.options, self.failure
+        options = self.options
+        failure = self.failure
         given = (options.bucket_cap_mb, options.num_channels, options.backend)
         checks = failure.check_every not in (None, DEFAULT_CHECK_EVERY)
         return given != (None, None, "auto") or checks or failure.timeout != DEFAULT_TIMEOUT
@@ -355,7 +357,8 @@ def trained(model: nn.Module) -> list[NamedParam]:
     ignored: Collection[str] = ()
     if isinstance(model, DistributedDataParallel):
         # What DDP was told to ignore never comes to its hook: a step would wait for it for ever.
-        inner, ignored = model.module, model.parameters_to_ignore
+        inner = model.module
+        ignored = model.parameters_to_ignore
     params: list[NamedParam] = [
         (name, p) for name, p in inner.named_parameters() if p.requires_grad and name not in ignored
     ]

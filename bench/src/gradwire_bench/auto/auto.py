@@ -100,7 +100,8 @@ def run(
             cell = f"{cells[done][0]}, {_link(cells[done][1])}"
             report((done + fraction) / len(cells), f"{cell}: {what}")
 
-        program, settings = f"{__name__}_rank", bench.settings(model)
+        program = f"{__name__}_rank"
+        settings = bench.settings(model)
         with _hosts(bench, rate) as hosts:
             results = run_ranks(hosts, program, settings, report=within, timeout_s=timeout_s)
         own = list(rows_of(bench, model, rate, results))
@@ -216,9 +217,11 @@ def run_changed(
     for place, model in enumerate(bench.models):
         with shaped_hosts(Testbed(hosts=bench.hosts, rate_bytes_per_s=first_rate)) as hosts:
             told = _changing(hosts, bench, then_rate, report, place)
-            program, settings = f"{__name__}_rank", bench.settings(model, changes=True)
+            program = f"{__name__}_rank"
+            settings = bench.settings(model, changes=True)
             results = run_ranks(hosts, program, settings, report=told, timeout_s=timeout_s)
-        said, changed_at = results[0]["pilot"]["decisions"], results[0]["changed_at"]
+        said = results[0]["pilot"]["decisions"]
+        changed_at = results[0]["changed_at"]
         steps = [int(re.findall(r"\d+", one)[0]) for one in said if ANEW in one]
         rows.append(
             {

@@ -38,7 +38,8 @@ CHANGE = "changing the links"
 """The report at which the links' rate is to be changed."""
 ANEW = "measured and planned anew"
 """The words of ``auto`` where a link has become another one."""
-MOST_AFTER, WATCHED = 30, 4
+MOST_AFTER = 30
+WATCHED = 4
 """The most steps after the change, and those that are taken under the new plan."""
 
 
@@ -59,7 +60,8 @@ class Contender:
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """Seconds of every side's steps, and the words of ``auto``."""
     torch.set_num_threads(1)
-    task, pilot = make_task(settings["task"]), auto(fidelity=settings["fidelity"])
+    task = make_task(settings["task"])
+    pilot = auto(fidelity=settings["fidelity"])
     report(0.0, "auto decides")
     under_ddp = settings["under"] == "ddp"
     sides = {"ddp": _start(task, None, True), "auto": _start(task, pilot, under_ddp)}
@@ -67,7 +69,8 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     if settings["changes"]:
         return _changed(sides["auto"], task, report)
     sides |= {name: _start(task, name, under_ddp) for name in settings["singles"]}
-    rounds, counts = settings["rounds"], dict.fromkeys(sides, settings["steps"])
+    rounds = settings["rounds"]
+    counts = dict.fromkeys(sides, settings["steps"])
     for turn in range(rounds + 1):  # the first warms up, and tells how long steps are
         order = list(sides.items())
         shift = turn % len(order)  # nobody is always the first, or always behind the same other
@@ -90,7 +93,8 @@ def _num_steps(last_s: list[float], settings: dict[str, Any]) -> int:
     """The steps of a turn, the same on all ranks: those of so many seconds, and some at least."""
     slowest = torch.tensor(median(last_s), dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    least, turn_s = int(settings["steps"]), float(settings["turn_s"])
+    least = int(settings["steps"])
+    turn_s = float(settings["turn_s"])
     return max(least, min(MOST_STEPS, math.ceil(turn_s / float(slowest))))
 
 
@@ -125,7 +129,8 @@ def _take_turn(side: Contender, task: TrainingTask, num_steps: int) -> None:
     """
     dist.barrier()
     _train_step(side, task)
-    steps_s, core_s = list[float](), time.process_time()
+    steps_s = list[float]()
+    core_s = time.process_time()
     for _ in range(num_steps):
         start_s = time.perf_counter()
         _train_step(side, task)
@@ -153,14 +158,17 @@ def _changed(side: Contender, task: TrainingTask, report: Report) -> dict[str, A
     report(0.5, CHANGE)
     time.sleep(PAUSE_S)  # for the one who makes the links, outside of what is measured
     dist.barrier()
-    known, left, is_planned = len(_pilot(side)["decisions"]), MOST_AFTER, False
+    known = len(_pilot(side)["decisions"])
+    left = MOST_AFTER
+    is_planned = False
     while left > 0:
         _train_step(side, task)
         left -= 1
         if is_planned or side.step % LOOK:  # all ranks decide at the same step
             continue
         if any(ANEW in said for said in _pilot(side)["decisions"][known:]):
-            is_planned, left = True, WATCHED
+            is_planned = True
+            left = WATCHED
     side.handle.synchronize()
     whole = hashlib.sha256()
     for param in side.model.parameters():

@@ -67,7 +67,8 @@ def auto(
         else:
             first = rates[0] if rates and rates[0] else parse_rate("1gbit")
             rows, notes = auto_bench.run_changed(settings, first, parse_rate(then), told)
-    title, hidden = f"{hosts} hosts, {under}, fidelity {fidelity}", auto_bench.CONSTANT
+    title = f"{hosts} hosts, {under}, fidelity {fidelity}"
+    hidden = auto_bench.CONSTANT
     emit("bench auto", rows, as_json=as_json, title=title, hidden=hidden, notes=notes)
 
 

@@ -144,7 +144,8 @@ class ModelOnCluster:
             self._num_messages[shown] = len(plan.messages)
 
     def rows(self) -> list[dict[str, object]]:
-        profile, num_ranks = self.profile, self.cluster.num_ranks
+        profile = self.profile
+        num_ranks = self.cluster.num_ranks
         compute_s = profile.forward_s + profile.backward_s
         wfbp = self.timelines.get("wfbp")
         rows: list[dict[str, object]] = []
@@ -175,7 +176,8 @@ def draw_speedups(rows: Sequence[dict[str, object]], path: Path) -> None:
     if not several:
         accepted = "several numbers of ranks or several rates"
         raise invalid("--curves", "one point a planner", accepted, "write --ranks 8,16,32")
-    key, others = several[0], several[1:]
+    key = several[0]
+    others = several[1:]
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
         rest = "".join(f", {format_rate(float(str(row[other])))}" for other in others)

@@ -49,7 +49,8 @@ class Demo:
         if self.hosts > (most := _RANKS_PER_CORE * _num_cores()):
             accepted = f"at most {most} on {_num_cores()} cores, as each is a process here"
             raise invalid("hosts", self.hosts, accepted, "simulate more: gradwire simulate --ranks")
-        least, multiple = 2 * self.rounds, self.rounds
+        least = 2 * self.rounds
+        multiple = self.rounds
         check_whole("steps", self.steps, "write 40", least=least, multiple=multiple)
         for name in self.compressors:
             load("compress", name)
@@ -134,7 +135,8 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
 
 
 def _row(demo: Demo, method: str, results: list[dict[str, Any]]) -> dict[str, object]:
-    own, ddp = results[0][method], results[0]["ddp"]
+    own = results[0][method]
+    ddp = results[0]["ddp"]
     sent = sum(result[method]["sent_bytes"] for result in results) / len(results)
     return {
         "name": method,

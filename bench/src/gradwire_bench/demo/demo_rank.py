@@ -60,7 +60,8 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     failure = FailurePolicy(timeout=timedelta(seconds=settings["timeout_s"]))
     runs = [_start(method, None, task, failure) for method in ("ddp", "ddp-fp16")]
     runs += [_start(method, name, task, failure) for method, name in compressed.items()]
-    rounds, turn = settings["rounds"], settings["steps"] // settings["rounds"]
+    rounds = settings["rounds"]
+    turn = settings["steps"] // settings["rounds"]
     for index in range(rounds):
         for place, run in enumerate(runs):
             report((index + place / len(runs)) / rounds, f"training with {run.method}")
@@ -173,7 +174,8 @@ def _timed(base: Callable[..., Any], spans: list[Span], *, wire_dtype: torch.dty
     """
 
     def timed_hook(state, bucket):  # type: ignore[no-untyped-def]
-        start_s, buffer = wall_clock(), bucket.buffer()
+        start_s = wall_clock()
+        buffer = bucket.buffer()
         sent = torch.empty_like(buffer, dtype=wire_dtype or buffer.dtype, device="meta")
         size_bytes = sent_bytes(AllReduce(sent), dist.get_rank(), dist.get_world_size())
         future = base(state, bucket)

@@ -9,10 +9,14 @@ from typing import NamedTuple
 from gradwire.contract.registry import names
 
 NUM_STEPS = 5
-SAVE_AFTER, LOAD_AFTER = 1, 2
+SAVE_AFTER = 1
+LOAD_AFTER = 2
 """The steps after which all ranks save a state, and load it again."""
 
-DDP, OVERLAP, HOSTS, FSDP = "ddp", "overlap", "hosts", "fsdp"
+DDP = "ddp"
+OVERLAP = "overlap"
+HOSTS = "hosts"
+FSDP = "fsdp"
 COLLECTIVES = tuple(name for name in names("collective") if name != "allreduce")
 WAYS = ("plain", DDP, OVERLAP, HOSTS, FSDP, *COLLECTIVES)
 """How models are trained: a plain module, DDP, a plan that overlaps the next forward pass, hosts of

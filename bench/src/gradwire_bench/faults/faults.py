@@ -73,7 +73,8 @@ def run(
     Where no shaped hosts can be made, trials whose links would fail are left out, which a note
     says.
     """
-    accidents, notes = accidents_of(settings), []
+    accidents = accidents_of(settings)
+    notes = []
     if any(one.kind in LINKS for one in accidents) and not (can := available()):
         if settings.only and set(settings.only) <= set(LINKS):
             raise TestbedUnavailable(f"links cannot fail here: {can.reason}")
@@ -130,6 +131,7 @@ def most_likely(count: int, trials: int) -> float:
     >>> round(most_likely(0, 500), 4), round(most_likely(1, 10), 3)
     (0.0076, 0.404)
     """
-    share, square = count / trials, _Z * _Z
+    share = count / trials
+    square = _Z * _Z
     spread = math.sqrt(share * (1 - share) / trials + square / (4 * trials * trials))
     return min(1.0, (share + square / (2 * trials) + _Z * spread) / (1 + square / trials))

@@ -133,7 +133,8 @@ def _digest(model: nn.Module) -> int:
 
 
 def _ending(error: BaseException | None, digest: int) -> Ending:
-    ranks, step = getattr(error, "ranks", ()), getattr(error, "step", -1)
+    ranks = getattr(error, "ranks", ())
+    step = getattr(error, "step", -1)
     kind = "" if error is None else type(error).__name__
     ours = isinstance(error, GradwireError)
     return Ending(kind, ours, ranks, step, str(error or ""), time.monotonic(), digest)
@@ -161,7 +162,10 @@ class _Training:
         striker: Striker | None,
         start: Surroundings,
     ) -> None:
-        self._accident, self._rank, self._model, self._striker = accident, rank, model, striker
+        self._accident = accident
+        self._rank = rank
+        self._model = model
+        self._striker = striker
         self._file = Path(start.folder) / f"state-{rank}.pt"
         self._kept = torch.load(self._file, weights_only=True) if start.resume else None
         self._draw = torch.Generator().manual_seed(rank)
@@ -169,8 +173,12 @@ class _Training:
         self._older: dict[str, Any] = {}
 
     def run(self) -> None:
-        accident, model, striker = self._accident, self._model, self._striker
-        first, group, trained = 0, None, model
+        accident = self._accident
+        model = self._model
+        striker = self._striker
+        first = 0
+        group = None
+        trained = model
         if self._kept is not None:
             model.load_state_dict(self._kept["model"])
         if accident.way == FSDP:
@@ -272,10 +280,13 @@ def _sharded(model: nn.Module, timeout_s: float) -> dist.ProcessGroup:
 def _attached(
     accident: Accident, rank: int, model: nn.Module, optimizer: SGD, group: Any
 ) -> Handle:
-    way, limit = accident.way, timedelta(seconds=accident.timeout_s)
-    every, is_sealed = accident.check_every, accident.kind == FLIP_ON_THE_WAY
+    way = accident.way
+    limit = timedelta(seconds=accident.timeout_s)
+    every = accident.check_every
+    is_sealed = accident.kind == FLIP_ON_THE_WAY
     policy = FailurePolicy(timeout=limit, check_every=every, checksums=is_sealed)
-    begin, small = partial(attach, model, failure=policy), Options(bucket_cap_mb=_SMALL_MB)
+    begin = partial(attach, model, failure=policy)
+    small = Options(bucket_cap_mb=_SMALL_MB)
     if way == OVERLAP:
         return begin(_plan(model), optimizer=optimizer)
     if way == HOSTS:

@@ -38,7 +38,8 @@ class Trials:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
-        self._stack, self._lock = ExitStack(), threading.Lock()
+        self._stack = ExitStack()
+        self._lock = threading.Lock()
         self._free: list[tuple[Hosts, HostLinks]] = []
         self._digests: dict[tuple[str, float], int] = {}
 
@@ -114,7 +115,9 @@ class _Watched:
     def __init__(
         self, context: Any, accident: Accident, start: Surroundings, links: HostLinks | None
     ) -> None:
-        self.accident, self._folder, self._links = accident, Path(start.folder), links
+        self.accident = accident
+        self._folder = Path(start.folder)
+        self._links = links
         self._ends: list[Connection] = []
         self._processes: list[Any] = []
         self._endings: list[Ending | None] = [None] * accident.world
@@ -178,7 +181,8 @@ class _Watched:
 
     def _strike(self, rank: int, now_s: float) -> None:
         """Does what the fault is, where a rank cannot do it to itself."""
-        kind, timeout_s = self.accident.kind, self.accident.timeout_s
+        kind = self.accident.kind
+        timeout_s = self.accident.timeout_s
         if kind in PAUSES:
             self._wakes.append((now_s + PAUSES[kind] * timeout_s, rank))
         elif kind == "resume":

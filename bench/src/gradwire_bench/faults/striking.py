@@ -64,7 +64,8 @@ class Striker:
     """
 
     def __init__(self, accident: Accident, tell: Callable[[float], None]) -> None:
-        self.accident, self._tell = accident, tell
+        self.accident = accident
+        self._tell = tell
         self.is_over = False
 
     def __call__(self) -> None:
@@ -101,7 +102,8 @@ class Striker:
 
     def around(self, module: Any, name: str) -> None:
         """Has the fault strike where a module calls one of its functions."""
-        original, when = getattr(module, name), self.accident.when
+        original = getattr(module, name)
+        when = self.accident.when
 
         def struck(*args: Any, **named: Any) -> Any:
             if when == "before":
@@ -123,7 +125,9 @@ class Texts:
 
     def around(self, message: Any) -> None:
         """Puts a text in which the fault can strike in the place of a message's own."""
-        original, index, step = message.text, message.index, -1
+        original = message.text
+        index = message.index
+        step = -1
 
         def text(*args: Any, **named: Any) -> Steps[Any]:
             nonlocal step
@@ -179,7 +183,8 @@ class Texts:
         return buf is not None and buf.numel() > 0
 
     def _strike(self, asked: Any) -> Steps[Any]:
-        accident, verbs = self._striker.accident, _verbs(asked)
+        accident = self._striker.accident
+        verbs = _verbs(asked)
         if self._is_of_bytes:
             self._striker.note()
             return (yield from self._spoil(asked, verbs))
@@ -194,9 +199,11 @@ class Texts:
 
     def _spoil(self, asked: Any, verbs: tuple[Any, ...]) -> Steps[Any]:
         """Has verbs carried out with other bytes than the exchange has asked for."""
-        kind, bit = self._striker.accident.kind, self._striker.accident.bit
+        kind = self._striker.accident.kind
+        bit = self._striker.accident.bit
         at = next(place for place, verb in enumerate(verbs) if self._suits(verb))
-        spoilt, verb = list(verbs), verbs[at]
+        spoilt = list(verbs)
+        verb = verbs[at]
         if kind == FLIP_ON_THE_WAY:
             flip_on_the_way(verb, bit)
         elif kind == "size":

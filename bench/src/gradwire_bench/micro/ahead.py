@@ -212,8 +212,10 @@ def compile_all(targets: Sequence[str] = TARGETS, only: Sequence[str] = ()) -> l
 
 # ---- what an assembler leaves in its object ----------------------------------------------------
 
-_HEADER, _SECTION = struct.Struct("<16xHHIQQQIHHHHHH"), struct.Struct("<IIQQQQIIQQ")
-_FRAME_SIZE, _REGISTERS = 0x11, 0x2F
+_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_FRAME_SIZE = 0x11
+_REGISTERS = 0x2F
 """The attributes of section .nv.info that tell a function's stack and registers (EIATTR_*)."""
 
 
@@ -234,7 +236,8 @@ def resources(cubin: bytes) -> tuple[int, int]:
 
 def _attributes(section: bytes) -> dict[int, int]:
     """The largest value of each attribute: a form, a number, a value or the bytes that follow."""
-    at, most = 0, dict.fromkeys((_REGISTERS, _FRAME_SIZE), 0)
+    at = 0
+    most = dict.fromkeys((_REGISTERS, _FRAME_SIZE), 0)
     while at + 4 <= len(section):
         form, number, size = struct.unpack_from("<BBH", section, at)
         at += 4

@@ -101,7 +101,8 @@ def _row(codec: Compressor, model: str, sizes: Sequence[int], rounds: int) -> Ro
     grads, residuals = (torch.split(one, [*sizes]) for one in (grad_N, residual_N))
     buffers = [_buffer(codec, spec) for spec in specs]
     whole = TensorSpec("all", sum(sizes))
-    whole_state, whole_buffer = codec.init(whole), _buffer(codec, whole)
+    whole_state = codec.init(whole)
+    whole_buffer = _buffer(codec, whole)
 
     def one_by_one() -> None:
         for state, own_N, kept_N, buffer in zip(states, grads, residuals, buffers, strict=True):
@@ -130,10 +131,13 @@ def _selective_row(codec: Compressor, model: str, sizes: Sequence[int], rounds: 
     """A row of ``selective`` with this sparsifier; all ranks' merge is no part of it."""
     exchange = selective(sparsifier=type(codec).__name__)
     spec = TensorSpec("all", sum(sizes), shapes=tuple((numel,) for numel in sizes))
-    mixed, state, me = exchange.mixed(spec), exchange.init(spec, 2), Member(0, 2)
+    mixed = exchange.mixed(spec)
+    state = exchange.init(spec, 2)
+    me = Member(0, 2)
     grad_N, residual_N = _vectors(spec.numel)
     own = torch.zeros(mixed.largest.slot_bytes, dtype=torch.uint8)
-    whole_state, whole_buffer = codec.init(spec), _buffer(codec, spec)
+    whole_state = codec.init(spec)
+    whole_buffer = _buffer(codec, spec)
     batch, vector = _in_turn(
         [
             lambda: mixed.encode(me, mixed.codec, state.codec_T, grad_N, residual_N, own),

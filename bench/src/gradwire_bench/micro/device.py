@@ -142,7 +142,8 @@ def run(
     Returns:
         The rows, and notes: the device's name, and what was left out for want of time.
     """
-    left, rows = _Left(bench.minutes, time.monotonic()), list[Row]()
+    left = _Left(bench.minutes, time.monotonic())
+    rows = list[Row]()
     notes = [f"device: {_name(bench.device)}, torch {torch.__version__}"]
     report(0.0, notes[0])
     chosen = codecs or shipped()
@@ -263,7 +264,8 @@ def _codec_rows(
 def _kernel_row(case: KernelCase, grad_N: Tensor, out_N: Tensor, rounds: int) -> Row:
     """The case after a copy in each round, and its peers after it; medians."""
     device = grad_N.device
-    copies, ours = list[float](), list[float]()
+    copies = list[float]()
+    ours = list[float]()
     peers: dict[str, list[float]] = {name: [] for name in case.peers}
     for number in range(-1, rounds):
         out_N.zero_()  # a sum that grows for ever would end in infinities

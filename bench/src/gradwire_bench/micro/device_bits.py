@@ -71,7 +71,8 @@ def rows(
 
 def rows_apart(names: Sequence[str], device: torch.device, limit_s: float) -> Iterator[Row]:
     """The rows of these names as they are ready, each made in another process."""
-    waiting, end_s = {*names}, time.monotonic() + limit_s
+    waiting = {*names}
+    end_s = time.monotonic() + limit_s
     count = min(len(names), os.cpu_count() or 1, _PROCESSES)
     with get_context("spawn").Pool(count, torch.set_num_threads, (1,)) as pool:
         found = pool.imap_unordered(partial(row_of, device=device), names)
@@ -114,14 +115,17 @@ def gradients(numel: int) -> dict[str, Tensor]:
         "nan": normal_N.clone(),
     }
     made["outlier"][spot] = 1e4
-    made["infinities"][spot], made["infinities"][0] = float("inf"), float("-inf")
+    made["infinities"][spot] = float("inf")
+    made["infinities"][0] = float("-inf")
     made["nan"][spot] = float("nan")
     return made
 
 
 def _row(name: str, checked: Iterable[tuple[str, bool]]) -> Row:
     """The row of one kernel's cases; an error of one kernel hides no other."""
-    count, differing, note = 0, list[str](), ""
+    count = 0
+    differing = list[str]()
+    note = ""
     try:
         with np.errstate(all="ignore"):  # by which Triton's interpreter computes
             for case, is_equal in checked:

@@ -25,7 +25,9 @@ from gradwire_bench.workloads.gpt import GPT
 
 WARM_UP = 2
 """The steps of each side that are not measured: PowerSGD's hook travels dense in them."""
-_CONTEXT, _BATCH, _VOCABULARY = 256, 4, 20480
+_CONTEXT = 256
+_BATCH = 4
+_VOCABULARY = 20480
 _RANK = 4
 """The rank of PowerSGD."""
 
@@ -65,7 +67,9 @@ SIDES = tuple(_MADE)
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """This rank's seconds a step of each side, one side after the other, and the model's size."""
     torch.set_num_threads(1)
-    seconds, num_parameters, known = dict[str, list[float]](), 0, ""
+    seconds = dict[str, list[float]]()
+    num_parameters = 0
+    known = ""
     for place, side in enumerate(SIDES):
         report(place / len(SIDES), f"{known}{side} begins")
         torch.manual_seed(0)

@@ -64,7 +64,8 @@ class IndexDraws:
     def pool(self) -> Tensor:
         """Numbers of the runs that ranks take from."""
         draw = torch.Generator().manual_seed(self.seed)
-        (first, others), (near, far) = self._ends(), self._shares()
+        (first, others) = self._ends()
+        (near, far) = self._shares()
         low = torch.randperm(first, generator=draw)[:near]
         high = torch.randperm(others, generator=draw)[:far] + first
         return torch.cat([low, high])
@@ -89,7 +90,8 @@ class SetMeasures:
     @classmethod
     def of(cls, sets: list[Tensor], numel: int) -> SetMeasures:
         """The measures of the index sets of W ranks; skewness is for W parts."""
-        world, size = len(sets), min(map(len, sets))
+        world = len(sets)
+        size = min(map(len, sets))
         pairs = [(sets[i], sets[(i + 1) % world]) for i in range(world)]
         shared = [len(a) + len(b) - count_distinct((a, b), numel) for a, b in pairs]
         length = -(-numel // world)

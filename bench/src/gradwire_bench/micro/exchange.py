@@ -122,7 +122,8 @@ def _stated_bytes(name: str, bench: ExchangeBench) -> list[int]:
 
     Nor has an exchange among all ranks one, where some of them are on one host.
     """
-    exchange, per_host = exchange_for_row(name, bench.ranks_per_host), bench.ranks_per_host
+    exchange = exchange_for_row(name, bench.ranks_per_host)
+    per_host = bench.ranks_per_host
     if per_host > 1 and not isinstance(exchange, TwoLevel):
         return []
     spec = message_spec(bench.numel, per_host)

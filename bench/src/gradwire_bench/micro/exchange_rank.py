@@ -68,7 +68,9 @@ class _Through:
     """One gradient through one exchange."""
 
     def __init__(self, exchange: Exchange, grad_N: Tensor, engine: Engine) -> None:
-        self.exchange, self.grad_N, self.engine = exchange, grad_N, engine
+        self.exchange = exchange
+        self.grad_N = grad_N
+        self.engine = engine
         self.member = Member(engine.rank, engine.world)
         spec = message_spec(grad_N.numel(), engine.ranks_per_host, engine.rank)
         self.state: Any = exchange.init(spec, engine.world)

@@ -58,7 +58,8 @@ def codec_cases(
     """
     spec = TensorSpec("gradient", grad_N.numel(), device=grad_N.device.type)
     name = type(codec).__name__
-    state, residual_N = codec.init(spec), torch.zeros_like(grad_N)
+    state = codec.init(spec)
+    residual_N = torch.zeros_like(grad_N)
     buffer = torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8, device=grad_N.device)
     payload, _ = codec.encode(state, grad_N)
     sent = payload.size_bytes / grad_N.numel()

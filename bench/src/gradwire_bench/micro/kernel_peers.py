@@ -116,7 +116,8 @@ def _tbq() -> Peer:
 
 def _terngrad() -> Peer:
     codec = terngrad()
-    block, clip = codec.block, codec.clip
+    block = codec.block
+    clip = codec.clip
     assert clip is not None
 
     def encode(grad_N: Tensor, residual_N: Tensor) -> Sent:
@@ -180,7 +181,8 @@ def _demo() -> Peer:
 
     So the program that came with the paper does it (github.com/bloc97/DeMo), with float32 values.
     """
-    side, keep = demo().side, demo().keep
+    side = demo().side
+    keep = demo().keep
     at_S = torch.arange(side)
     basis_SS = torch.cos(math.pi / side * (at_S[:, None] + 0.5) * at_S) * math.sqrt(2 / side)
     basis_SS[:, 0] /= math.sqrt(2)
@@ -259,7 +261,8 @@ def peers_of(
     if name in PEERS and codec == type(codec)():
         for kind in kinds:
             encode, merge = _calls(PEERS[name](), grad_N, out_N, compiled=kind == "compiled")
-            found["encode"][kind], found["decode"][kind] = encode, merge
+            found["encode"][kind] = encode
+            found["decode"][kind] = merge
     return found
 
 
@@ -275,7 +278,9 @@ def _calls(
     peer: Peer, grad_N: Tensor, out_N: Tensor, *, compiled: bool
 ) -> tuple[TimedCall, TimedCall]:
     numel = grad_N.numel() - grad_N.numel() % peer.block
-    part_N, sum_N, residual_N = grad_N[:numel], out_N[:numel], torch.zeros_like(grad_N[:numel])
+    part_N = grad_N[:numel]
+    sum_N = out_N[:numel]
+    residual_N = torch.zeros_like(grad_N[:numel])
     encode: Any = torch.compile(peer.encode, dynamic=False) if compiled else peer.encode
     merge: Any = torch.compile(peer.merge, dynamic=False) if compiled else peer.merge
     sent = peer.encode(part_N, residual_N)

@@ -73,7 +73,8 @@ class _Selection:
 
     def __init__(self, device: torch.device, numel: int) -> None:
         exchange = selective(sparsifier="dgc", density=DENSITY, num_dense=0)
-        kept, self._me = with_error_feedback(exchange), Member(0, 2)
+        kept = with_error_feedback(exchange)
+        self._me = Member(0, 2)
         self._encoder = TensorEncoder(exchange, is_kept=True)
         spec = TensorSpec("gradient", numel, shapes=((numel,),), device=device.type)
         grad_N = torch.randn(numel, generator=torch.Generator().manual_seed(0))
@@ -124,7 +125,8 @@ def _beside(side: SideStream, ways: dict[str, Way], rounds: int, width: int, loo
     """The loop's seconds by itself, and what each selection beside it costs it, by way."""
     loop = _Loop(side, width)
     count = max(1, round(loop_s / loop.seconds(8) * 8))
-    alone, costs = list[float](), {name: list[float]() for name in ways}
+    alone = list[float]()
+    costs = {name: list[float]() for name in ways}
     for _ in range(rounds):
         alone_s = loop.seconds(count)
         alone.append(alone_s)
@@ -141,7 +143,8 @@ class _Loop:
     """Matrix products on the stream that is current, as the kernels of a backward pass are."""
 
     def __init__(self, side: SideStream, width: int) -> None:
-        self._kind, self._device = side.kind, side.device
+        self._kind = side.kind
+        self._device = side.device
         self._factor, self._product = (torch.zeros(width, width, device=side.device) for _ in "ab")
         self.seconds(1)
 
@@ -157,7 +160,8 @@ class _Loop:
 
     def seconds_beside(self, count: int, way: Way) -> tuple[float, int]:
         """The same while a thread makes one selection after another; and how many it made."""
-        begun, over = threading.Event(), threading.Event()
+        begun = threading.Event()
+        over = threading.Event()
 
         def select() -> int:
             num_made = 0

@@ -71,8 +71,10 @@ class _Rank:
     """One rank of ``draws.world`` with all that it reuses from step to step."""
 
     def __init__(self, draws: IndexDraws) -> None:
-        world, numel = draws.world, draws.numel
-        self.shuffle, pool = Permutation(numel, seed=1), draws.pool()
+        world = draws.world
+        numel = draws.numel
+        self.shuffle = Permutation(numel, seed=1)
+        pool = draws.pool()
         self.parts = parts_of(numel, world, self.shuffle)
         ranks = [_entries(draws.taken(rank, pool), rank) for rank in range(world)]
         self.own = ranks[0]
@@ -86,7 +88,8 @@ class _Rank:
             self.pulled.append(hash_bitmap().encode(sums, part.length))
         self.sums = merge(self.given, self.parts[0].length)
         self.bits = torch.zeros(self.pulled[0].size_bytes, dtype=torch.uint8)
-        self.vector_N, self.out_N = torch.zeros(numel), torch.zeros(numel)
+        self.vector_N = torch.zeros(numel)
+        self.out_N = torch.zeros(numel)
         length = self.parts[0].length
         push_bytes = sum(coo().size_bytes(count, length) for count in pushed[0].counts_W[1:])
         pull_bytes = sum(payload.size_bytes for payload in self.pulled[1:])
@@ -96,7 +99,9 @@ class _Rank:
         return self.out_N.copy_(self.vector_N)
 
     def steps(self) -> Steps:
-        numel, world, length = self.out_N.numel(), len(self.parts), self.parts[0].length
+        numel = self.out_N.numel()
+        world = len(self.parts)
+        length = self.parts[0].length
         places_K, values = self.placed
         return {
             "partition": lambda: partition(

@@ -144,7 +144,8 @@ def _stated(bench: SparseBench, name: str, sets: list[Tensor]) -> list[int]:
 
 def _bound_bytes(bench: SparseBench, name: str, sets: list[Tensor]) -> float:
     """Bytes that no rank's link is spared."""
-    scheme, world = SCHEMES.get(name), len(sets)
+    scheme = SCHEMES.get(name)
+    world = len(sets)
     if not isinstance(scheme, PushPull):
         return max(_stated(bench, name, sets))
     total = 0.0

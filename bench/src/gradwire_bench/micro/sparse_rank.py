@@ -69,7 +69,9 @@ class TimedScheme:
     def __init__(
         self, name: str, exchange: Exchange, work_N: Tensor, engine: Engine, pieces: int = 1
     ) -> None:
-        self.name, self.exchange, self.engine = name, exchange, engine
+        self.name = name
+        self.exchange = exchange
+        self.engine = engine
         bounds = chunk_bounds(work_N.numel(), pieces)
         self.parts = [work_N[a:b] for a, b in bounds]
         self.members = [Member(engine.rank, engine.world) for _ in bounds]
@@ -120,7 +122,8 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     source_N = torch.zeros(draws.numel)
     indices_K = draws.taken(engine.rank, draws.pool()).long()
     source_N[indices_K] = torch.rand(len(indices_K)) + 0.5
-    work_N, dense_N = torch.empty_like(source_N), torch.empty_like(source_N)
+    work_N = torch.empty_like(source_N)
+    dense_N = torch.empty_like(source_N)
     schemes = (DENSE, *settings["schemes"])
     pieces = settings["pieces"]
     sides = [

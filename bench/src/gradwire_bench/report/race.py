@@ -63,7 +63,9 @@ def draw(series: Series, single: Series, path: Path, *, title: str, beside: str)
     """
     figure = new_figure(6.6)
     over_s, over_steps = figure.subplots(2, 1)
-    colours, lines, goal = of_colours(series), [], goal_of(series[beside])
+    colours = of_colours(series)
+    lines = []
+    goal = goal_of(series[beside])
     for name, points in series.items():
         line(over_s, single[name], colours[name], linewidth=0.8, alpha=0.3)
         lines.append(line(over_s, points, colours[name], label=name))

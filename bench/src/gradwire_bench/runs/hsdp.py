@@ -30,7 +30,8 @@ from gradwire.runtime.attach import attach
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
 
-NATIVE, ALONE = "native", "alone"
+NATIVE = "native"
+ALONE = "alone"
 EXCHANGES: dict[str, Compressor] = {
     "uniform, 4 bits": uniform(bitwidth=4),
     "int8": int8(),
@@ -57,7 +58,8 @@ class Side:
             self.handle = attach(model, EXCHANGES[name], group=mesh["replicate"])
         self._optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         self._task = task
-        rank, world = dist.get_rank(), dist.get_world_size()
+        rank = dist.get_rank()
+        world = dist.get_world_size()
         self._batches = [task.batch(step, rank, world) for step in range(num_steps)]
 
     def turn(self) -> float:

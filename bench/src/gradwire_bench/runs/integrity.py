@@ -44,7 +44,9 @@ EXCHANGES: dict[str, Callable[[], Any]] = {
     "topk": topk,
 }
 """The exchanges to choose from."""
-NUM_LAYERS, NUMEL, STEP_S = 20, 500_000, 0.1
+NUM_LAYERS = 20
+NUMEL = 500_000
+STEP_S = 0.1
 WARM_UP = 3
 """Steps at the start of each turn that are not measured. Any 64 steps behind them have one that is
 checked, where one in 64 is."""

@@ -17,7 +17,8 @@ from gradwire_bench.testbed.ranks import Report
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
 
-DDP, UNDER_DDP = "ddp", "ddp+"
+DDP = "ddp"
+UNDER_DDP = "ddp+"
 """The row of DDP by itself, and the begin of the name of a row of a DDP model that is attached."""
 WARM_UP = 3
 """The steps at the start of each turn that are not measured."""
@@ -36,12 +37,14 @@ class _Side:
         self.handle = None if name == DDP else attach(self.model, load("compress", compressor)())
         self._optimizer = task.make_optimizer(self.model.parameters())
         self._task = task
-        rank, world = dist.get_rank(), dist.get_world_size()
+        rank = dist.get_rank()
+        world = dist.get_world_size()
         self._batches = [task.batch(step, rank, world) for step in range(WARM_UP + num_steps)]
 
     def turn(self) -> tuple[list[float], float]:
         """The seconds of each step, and the processor seconds of one."""
-        ends_s, began_s = [time.perf_counter()], 0.0
+        ends_s = [time.perf_counter()]
+        began_s = 0.0
         for step, (inputs, targets) in enumerate(self._batches):
             if step == WARM_UP:
                 began_s = time.process_time()
@@ -57,7 +60,8 @@ class _Side:
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """This rank's step seconds, a list for each turn, and the processor seconds of each row."""
     torch.set_num_threads(1)
-    task, turns = make_task(settings["task"]), settings["turns"]
+    task = make_task(settings["task"])
+    turns = settings["turns"]
     sides = {name: _Side(name, task, settings["iterations"]) for name in settings["rows"]}
     found: dict[str, Any] = {name: {"seconds": [], "processor_s": []} for name in sides}
     for turn in range(turns):

@@ -33,7 +33,8 @@ MOST_LINES = 3
 """How many lines a program may have more than its native form."""
 EXACT = ("none", PLAN)
 """The exchanges that lose nothing: among as few ranks they end in the bits of a native run."""
-_RUN_S, _GRACE_S = 120.0, 20.0
+_RUN_S = 120.0
+_GRACE_S = 20.0
 """How long a run may take, and how long the other ranks may go on after an error."""
 _PRELOADED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "gradwire_bench.runs.matrix_rank"]
 _FRAMEWORKS = {
@@ -118,14 +119,16 @@ def run(
     matrix: Matrix, report: Callable[[float, str], None] = lambda done, what: None
 ) -> dict[str, tuple[ProgramFile, dict[str, Cell]]]:
     """The cells of each program by exchange, by the program's name."""
-    programs, columns = matrix.programs(), matrix.columns()
+    programs = matrix.programs()
+    columns = matrix.columns()
     context: Any = multiprocessing.get_context("forkserver")
     used = {name for one in programs if not one.lacks for name in one.packages}
     frameworks = [module for name in sorted(used) for module in _FRAMEWORKS.get(name, ())]
     context.set_forkserver_preload([*_PRELOADED, *frameworks])
     made = {}
     for number, program in enumerate(programs):
-        row, name = _Row(context, program, matrix.seed), program.path.stem
+        row = _Row(context, program, matrix.seed)
+        name = program.path.stem
 
         def told(done: float, what: str, number: int = number, name: str = name) -> None:
             report((number + done) / len(programs), f"{name}: {what}")
@@ -138,7 +141,9 @@ class _Row:
     """One program, which runs natively and by several exchanges."""
 
     def __init__(self, context: Any, program: ProgramFile, seed: int) -> None:
-        self._context, self._program, self._seed = context, program, seed
+        self._context = context
+        self._program = program
+        self._seed = seed
 
     def cells(self, columns: Sequence[str], told: Callable[[float, str], None]) -> dict[str, Cell]:
         program = self._program
@@ -264,7 +269,8 @@ def _difference(one: dict[str, str], other: dict[str, str]) -> str:
 
 VERDICTS = ("same", "refused", "skipped", "WRONG")
 Found = dict[str, tuple[ProgramFile, dict[str, Cell]]]
-BEGIN, END = "<!-- matrix -->", "<!-- end of the matrix -->"
+BEGIN = "<!-- matrix -->"
+END = "<!-- end of the matrix -->"
 
 
 def is_wrong(found: Found) -> bool:
@@ -308,6 +314,7 @@ def write(found: Found, path: Path) -> None:
         if begin not in text or end not in text:
             raise invalid("out", path, f"a page with {begin} and {end}", "write both into it")
         if table:
-            before, after = text.split(begin)[0], text.split(end)[1]
+            before = text.split(begin)[0]
+            after = text.split(end)[1]
             text = f"{before}{begin}\n{table}\n{end}{after}"
     write_text(path, text)

@@ -51,7 +51,8 @@ EXCHANGES: dict[str, Compressor | Exchange | None] = {
     PLAN: None,
 }
 """The exchanges that the cells of a program attach; a plan is made for its model."""
-OURS, THEIRS = "# gradwire", "# native"
+OURS = "# gradwire"
+THEIRS = "# native"
 """The ends of lines that only the attached program has, and only the native one."""
 _PR_SET_PDEATHSIG = 1
 
@@ -121,7 +122,8 @@ def source(path: Path, attached: bool) -> str:
 
 def _of_torchrun(task: ProgramRun, rank: int) -> dict[str, str]:
     """The variables that torchrun sets."""
-    own, world = str(rank), str(task.world)
+    own = str(rank)
+    world = str(task.world)
     return {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), own),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), world),

@@ -48,10 +48,12 @@ class Side:
         torch.manual_seed(0)
         self.model: Any = task.make_model()
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        policy, exchange = FailurePolicy(on_failure=way, rejoin=rejoin), load("compress", name)()
+        policy = FailurePolicy(on_failure=way, rejoin=rejoin)
+        exchange = load("compress", name)()
         self.handle = attach(self.model, exchange, optimizer=self._optimizer, failure=policy)
         self._task = task
-        rank, world = self.handle.rank, self.handle.world_size
+        rank = self.handle.rank
+        world = self.handle.world_size
         self._batches = [task.batch(step, rank, world) for step in range(num_steps)]
 
     def step(self, place: int) -> float:
@@ -96,7 +98,8 @@ def measure(name: str, task: TrainingTask, turns: int, num_steps: int) -> list[R
 
 def come_in(name: str, task: TrainingTask) -> None:
     """Comes in where the last rank was lost, makes one step with the others, and tells rank 0."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False)
     store.wait(["they go on"])
     begin_s = time.perf_counter()

@@ -71,7 +71,9 @@ class VirtualDevice:
         clock: Callable[[], float] = wall_clock,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.rank, self._clock, self._sleep = rank, clock, sleep
+        self.rank = rank
+        self._clock = clock
+        self._sleep = sleep
         self.free_s = clock()
         self.inline_s: Callable[[], float] = lambda: 0.0
         self._in_backward = False
@@ -88,7 +90,8 @@ class VirtualDevice:
 
         All but the first of them were queued long ago, as far as the device knows.
         """
-        seen_s, self._seen_s = self._seen_s, self.inline_s()
+        seen_s = self._seen_s
+        self._seen_s = self.inline_s()
         start_s = max(self._clock(), self.free_s)
         if self._in_backward:
             start_s = self.free_s + self._seen_s - seen_s
@@ -104,7 +107,8 @@ class VirtualDevice:
 
     def take_spans(self) -> list[Span]:
         """Spans of the layers that ran since the last call, on lanes "forward" and "backward"."""
-        ran, self._ran = self._ran, []
+        ran = self._ran
+        self._ran = []
         return [Span(self.rank, lane, name, start_s, end_s) for lane, name, start_s, end_s in ran]
 
     def _queue(self, lane: str, name: str, start_s: float, seconds: float) -> None:
@@ -193,7 +197,8 @@ class Replay(nn.Module):
         memory: Memory | None = None,
     ) -> None:
         super().__init__()
-        self._device, self._gradient = device, gradient
+        self._device = device
+        self._gradient = gradient
         self._random = None if seed is None else torch.Generator().manual_seed(seed)
         self._memory: Memory = {} if memory is None else memory
         self._order: tuple[ReplayedModule, ...] = ()
@@ -220,7 +225,8 @@ class Replay(nn.Module):
 
     def _block(self, prefix: str, tensors: list[ProfiledTensor], work: Layer) -> ReplayedModule:
         owner = self._module(prefix) if prefix else self
-        params, places = [], [self._place(tensor) for tensor in tensors]
+        params = []
+        places = [self._place(tensor) for tensor in tensors]
         for tensor, place in zip(tensors, places, strict=True):
             params.append(nn.Parameter(place.value))
             owner.register_parameter(tensor.name.rpartition(".")[2], params[-1])
@@ -237,7 +243,8 @@ class Replay(nn.Module):
         """The memory of a parameter and of its gradient; tensors of one name share it."""
         if tensor.name not in self._memory:
             value = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
-            grad, drawn = torch.full_like(value, self._gradient), None
+            grad = torch.full_like(value, self._gradient)
+            drawn = None
             if self._random is not None:
                 drawn = torch.empty_like(value).normal_(generator=self._random)
             self._memory[tensor.name] = ReplayedParameter(value, grad, drawn)

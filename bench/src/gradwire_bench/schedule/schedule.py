@@ -153,7 +153,9 @@ def _add(
     """Adds the rows and traces of one profile; ``results`` are those of all ranks."""
     cluster = Cluster.parse(results[0]["cluster"])
     small = scaled_profile(profile, scale=bench.scale, slowdown=bench.slowdown)
-    measured, simulated, rows = {}, {}, []
+    measured = {}
+    simulated = {}
+    rows = []
     for name, own in results[0]["rows"].items():
         plan = Plan.parse(own["plan"])
         simulated[name] = simulate(plan, small, cluster)

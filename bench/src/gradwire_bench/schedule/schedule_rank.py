@@ -160,7 +160,8 @@ def make_plan(
     are tuned at full size on the cluster that is to it what the measured one is to the scaled
     profile, and their sizes are then scaled.
     """
-    scale, slowdown = settings["scale"], settings["slowdown"]
+    scale = settings["scale"]
+    slowdown = settings["slowdown"]
     planner = load("planner", row["planner"])
     chosen = {**_defaults(planner), **row["settings"]}
     if row["tune"]:
@@ -179,7 +180,8 @@ def at_full_size(cluster: Cluster, *, scale: float, slowdown: float) -> Cluster:
     """The cluster on which the profile itself takes 1/``slowdown`` of what it takes here scaled."""
 
     def full(level: Cluster | Host, **lines: dict[VerbName, LineFit]) -> dict[str, Any]:
-        rate, every = level.rate_bytes_per_s * scale * slowdown, {}
+        rate = level.rate_bytes_per_s * scale * slowdown
+        every = {}
         for name, own in lines.items():
             every[name] = {v: line.times(1 / slowdown).stretched(scale) for v, line in own.items()}
         return {"rate_bytes_per_s": rate, "hop_s": level.hop_s / slowdown, **every}
@@ -226,7 +228,8 @@ def _attached(profile: Profile, plans: dict[str, Plan]) -> Iterator[dict[str, Re
 
 def _start(profile: Profile, plan: Plan, memory: Memory, seed: int | None) -> ReplayRun:
     """A row's model, attached. All rows draw gradients, or none: they share one ``memory``."""
-    device, rank = VirtualDevice(dist.get_rank()), dist.get_rank()
+    device = VirtualDevice(dist.get_rank())
+    rank = dist.get_rank()
     model = Replay(profile, device, gradient=float(rank), seed=seed, memory=memory)
     # A rate of 0: parameters stay what they are however long it runs, and every update is made.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
@@ -246,7 +249,9 @@ def _start(profile: Profile, plan: Plan, memory: Memory, seed: int | None) -> Re
 def _take_turn(run: ReplayRun, iterations: int) -> None:
     """Iterations as the simulator counts them: a backward pass and the forward pass after it."""
     dist.barrier()
-    before, start_s, busy_s = own_counters(), time.perf_counter(), time.process_time()
+    before = own_counters()
+    start_s = time.perf_counter()
+    busy_s = time.process_time()
     loss = run.model()
     ends_s = [run.device.free_s]
     for _ in range(WARM_UP + iterations):

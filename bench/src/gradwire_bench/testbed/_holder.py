@@ -41,7 +41,8 @@ def unshare(flags: int, what: str) -> None:
 
 def become_root_inside() -> None:
     """Enters a user namespace in which the present user is root."""
-    uid, gid = os.getuid(), os.getgid()
+    uid = os.getuid()
+    gid = os.getgid()
     unshare(CLONE_NEWUSER, "user")
     Path("/proc/self/setgroups").write_text(
         "deny", encoding="ascii"
@@ -114,7 +115,9 @@ def kill_inhabitants(namespaces: set[int]) -> None:
 
 
 def main() -> None:
-    mode, num_hosts, congestion_control = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    mode = sys.argv[1]
+    num_hosts = int(sys.argv[2])
+    congestion_control = sys.argv[3]
     outside = net_namespace()
     namespaces: set[int] = set()
     try:

@@ -262,7 +262,8 @@ class HostLinks:
     def __init__(self, hosts: Hosts, settings: Testbed) -> None:
         if hosts.namespaces is None:
             raise TestbedUnavailable("plain loopback has no links that could fail")
-        self._spaces, self._settings = hosts.namespaces, settings
+        self._spaces = hosts.namespaces
+        self._settings = settings
         self._all = range(len(hosts))
 
     def cut(self, host: int) -> None:

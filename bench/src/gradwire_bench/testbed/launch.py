@@ -219,7 +219,8 @@ def _supervise(
         end_of_grace_s = time.monotonic() + grace_s
         failed_itself = one.process.returncode != 0 and one.ended_by == "itself"
         if failed_itself and reason == "time limit" and end_of_grace_s < deadline_s:
-            deadline_s, reason = end_of_grace_s, "another's failure"
+            deadline_s = end_of_grace_s
+            reason = "another's failure"
 
 
 def _end(

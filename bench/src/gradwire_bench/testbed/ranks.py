@@ -80,7 +80,9 @@ def _watch(progress: Path, report: Report, over: threading.Event) -> None:
 
 def main() -> None:
     """One rank's program: joins the group, measures, writes the result."""
-    program, folder, home = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    program = sys.argv[1]
+    folder = Path(sys.argv[2])
+    home = sys.argv[3]
     if home not in sys.path:
         sys.path.insert(0, home)  # what lies beside src/ is not installed
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))

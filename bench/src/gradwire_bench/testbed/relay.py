@@ -38,7 +38,8 @@ from .counters import InterfaceCounters
 RELAY = "GRADWIRE_BENCH_RELAY"
 """The environment variable of ranks behind a relay: its port for questions."""
 _HOME = "127.0.0.1"
-_PIECE, _WAITING = 1 << 16, 1 << 20
+_PIECE = 1 << 16
+_WAITING = 1 << 20
 _AT_ONCE_S = 1e-4
 _ADDRESS_BYTES = 136
 """Bytes of an address in gloo's record of a rank: a ``sockaddr_storage`` and a number."""
@@ -51,7 +52,8 @@ class Links:
     """Each rank's two token buckets; after a pause the bytes of ``burst_s`` pass at once."""
 
     def __init__(self, rate_bytes_per_s: float, burst_s: float) -> None:
-        self._rate, self._burst_s = rate_bytes_per_s, burst_s
+        self._rate = rate_bytes_per_s
+        self._burst_s = burst_s
         self._up_s: dict[int, float] = {}
         self._down_s: dict[int, float] = {}
         self.sent: Counter[int] = Counter()
@@ -59,10 +61,12 @@ class Links:
 
     def due_s(self, source: int, target: int, size_bytes: int, ready_s: float) -> float:
         """When the last of some bytes arrives that are ready at a time."""
-        span_s, idle_s = size_bytes / self._rate, ready_s - self._burst_s
+        span_s = size_bytes / self._rate
+        idle_s = ready_s - self._burst_s
         up_s = max(self._up_s.get(source, idle_s), idle_s)
         down_s = max(self._down_s.get(target, idle_s), up_s)
-        self._up_s[source], self._down_s[target] = up_s + span_s, down_s + span_s
+        self._up_s[source] = up_s + span_s
+        self._down_s[target] = down_s + span_s
         self.sent[source] += size_bytes
         self.received[target] += size_bytes
         return down_s + span_s
@@ -128,7 +132,8 @@ class Relay:
     ) -> None:
         clock = asyncio.get_running_loop().time
         with suppress(ConnectionError):
-            asked_s, due_s = clock(), 0.0
+            asked_s = clock()
+            due_s = 0.0
             while piece := await reader.read(_PIECE):
                 # Bytes that need no wait were here when the last ones were due, however late the
                 # relay has been since.
@@ -205,7 +210,9 @@ class RelayedStore(Store):
 
     def __init__(self, store: Any, client: Client, own_ports: dict[str, int]) -> None:
         super().__init__()
-        self._store, self._client, self._own_ports = store, client, own_ports
+        self._store = store
+        self._client = client
+        self._own_ports = own_ports
         self._all.append(self)
 
     def set(self, key: str, value: Any) -> None:
@@ -216,7 +223,8 @@ class RelayedStore(Store):
 
     def get(self, key: str) -> bytes:
         value = bytes(self._store.get(key))
-        port, own = _port_in(value), self._own_ports.get(key.rpartition("/")[0])
+        port = _port_in(value)
+        own = self._own_ports.get(key.rpartition("/")[0])
         if port is None or own is None or port == own:
             return value
         way = self._client.ask("way", self._client.rank, own, port)
@@ -264,8 +272,10 @@ def relayed_group(timeout: timedelta | None = None) -> Iterator[None]:
 
     ``timeout`` limits each wait of the group; torch's own, half an hour, if left out.
     """
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    client, port = Client(rank), int(os.environ["MASTER_PORT"])
+    rank = int(os.environ["RANK"])
+    world = int(os.environ["WORLD_SIZE"])
+    client = Client(rank)
+    port = int(os.environ["MASTER_PORT"])
     shared = TCPStore(os.environ["MASTER_ADDR"], port, world, rank == 0)
     store = RelayedStore(shared, client, {})
     dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=world)

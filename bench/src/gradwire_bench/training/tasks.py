@@ -208,7 +208,8 @@ def _windows(
     They come from Python's own documentation topics: 0.7 MB that every Python has.
     """
     text_N = torch.tensor(list(text.topics()), dtype=torch.uint8)
-    held_out_from, last = text_N.numel() * 9 // 10, text_N.numel() - CONTEXT - 1
+    held_out_from = text_N.numel() * 9 // 10
+    last = text_N.numel() - CONTEXT - 1
 
     def take(starts_B: Tensor) -> Batch:
         return split(text_N[starts_B[:, None] + torch.arange(CONTEXT + 1)].long())

@@ -41,7 +41,8 @@ class Trainer:
 
     def step(self) -> None:
         """Takes one step on this rank's batch."""
-        task, factor = self.task, self.schedule(self.steps_done)
+        task = self.task
+        factor = self.schedule(self.steps_done)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = factor * rate
         batch = task.batch(self.steps_done, dist.get_rank(), dist.get_world_size())

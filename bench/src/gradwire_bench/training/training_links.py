@@ -59,7 +59,8 @@ class TrainingOnLinks:
         if not self.rates_bytes_per_s:
             why = "one or more, as a goal and pictures are of links"
             raise invalid("rates of links", "none", why, "write --rate 100mbit")
-        steps, every = self.bench.steps, self.score_every
+        steps = self.bench.steps
+        every = self.score_every
         if steps % every or steps // every < 2:
             raise invalid("steps", steps, f"a multiple of {every}, {2 * every} at least", "400")
         if not 0 < self.goal_step <= steps or self.goal_step % every:
@@ -95,7 +96,9 @@ Entrant = tuple[str, float]
 
 def run(links: TrainingOnLinks, report: Report, *, timeout_s: float = 3600.0) -> LinksResult:
     """Trains each task by each optimizer on each link; rows in the order of the settings."""
-    bench, rows, points = links.bench, [], {}
+    bench = links.bench
+    rows = []
+    points = {}
     rates = sorted(links.rates_bytes_per_s, key=lambda rate: rate or inf, reverse=True)
     kinds = [(task, optimizer) for task in bench.tasks for optimizer in bench.optimizers]
     total = len(kinds) * len(rates) * bench.seeds

@@ -28,7 +28,9 @@ def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, flo
     """
     torch.set_num_threads(1)
     sys.path += settings["peers"]
-    steps, every, entrants = settings["steps"], settings["score_every"], settings["entrants"]
+    steps = settings["steps"]
+    every = settings["score_every"]
+    entrants = settings["entrants"]
     trainers = [_started(settings, name, factor) for name, factor in entrants]
     points: list[list[dict[str, float]]] = [[_point(one)] for one in trainers]
     for turn in range(steps // every):
@@ -53,7 +55,8 @@ def _started(settings: dict[str, Any], name: str, factor: float) -> Trainer:
 def _turn(trainer: Trainer, num_steps: int) -> tuple[float, int]:
     """Takes steps; returns the seconds and the bytes that this rank's interface sent in them."""
     dist.barrier()
-    before, start_s = own_counters(), time.perf_counter()
+    before = own_counters()
+    start_s = time.perf_counter()
     for _ in range(num_steps):
         trainer.step()
     dist.barrier()

@@ -57,9 +57,12 @@ class _Block(nn.Module):
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attend, self.merge = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.first_norm = nn.LayerNorm(width)
+        self.second_norm = nn.LayerNorm(width)
+        self.attend = nn.Linear(width, 3 * width)
+        self.merge = nn.Linear(width, width)
+        self.widen = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         heads = self.attend(self.first_norm(hidden_BTD)).unflatten(-1, (3, self.num_heads, -1))

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-SIDE, CLASSES = 28, 10
+SIDE = 28
+CLASSES = 10
 """Pixels of an image's side; kinds of image."""
-_COARSE, _SHIFT = 7, 4
+_COARSE = 7
+_SHIFT = 4
 """Random numbers along a pattern's side; pixels by which it moves at most."""
 _NOISE = 3.0
 """The deviation of a pixel's noise, where a pattern's is 1."""

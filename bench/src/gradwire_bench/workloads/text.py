@@ -57,7 +57,8 @@ def sources(max_bytes: int = 4_000_000) -> str:
 
     They differ a little from one version of Python to the next.
     """
-    parts, left = [topics().decode()], max_bytes
+    parts = [topics().decode()]
+    left = max_bytes
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         left -= len(parts[-1])
         if left <= 0:

@@ -93,7 +93,9 @@ class Replicas:
         as_attached: bool = False,
     ) -> None:
         torch.manual_seed(task.seed)
-        self.task, self.exchange, self.world = task, exchange, world
+        self.task = task
+        self.exchange = exchange
+        self.world = world
         self.model = task.make_model()
         parameters = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self.optimizer = task.make_optimizer([p for _, p in parameters])
@@ -162,7 +164,8 @@ class Replicas:
             message.point_at(rank)
 
     def _note(self, losses: Sequence[float], sent_bytes: float) -> None:
-        history, messages = self.history, self.messages
+        history = self.history
+        messages = self.messages
         history.losses.append(sum(losses) / self.world)
         history.sent_bytes.append(sent_bytes)
         history.errors.append(sum(map(_error, self.states)) / self.world)
@@ -176,7 +179,8 @@ class _Message:
 
     def __init__(self, members: Sequence[NamedParam], exchange: Exchange, world: int) -> None:
         self.parameters = [parameter for _, parameter in members]
-        self.exchange, self.world = exchange, world
+        self.exchange = exchange
+        self.world = world
         self.spec = message_of(self.parameters)
         self.grads_WN = torch.zeros(world, self.spec.numel)
         self._views = [views_in(grad_N, self.parameters) for grad_N in self.grads_WN]

@@ -27,7 +27,8 @@ def module_of(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem], before = module, sys.modules.get(path.stem)
+    sys.modules[path.stem] = module
+    before = sys.modules.get(path.stem)
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:

@@ -88,7 +88,8 @@ def _checked(algorithm: Any) -> tuple[list[dict[str, object]], list[str]]:
     """A row for each law that an algorithm is held to, and what was tried."""
     from ..laws import subjects
 
-    name, held = _name(algorithm), subjects.held_to(algorithm)
+    name = _name(algorithm)
+    held = subjects.held_to(algorithm)
     kind = subjects.kind_of(algorithm)
     rows: list[dict[str, object]] = [
         {

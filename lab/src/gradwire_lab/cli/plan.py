@@ -62,7 +62,8 @@ def plan(
     elif model is None:
         raise InvalidSetting("no model was given; write --model vgg16, or --show plan.json")
     else:
-        profile, given = load_or_read(model), read_settings(settings or ())
+        profile = load_or_read(model)
+        given = read_settings(settings or ())
         with progress("planning"):
             made = make_plan(planner or "usbyte", profile, where, tune=tune, **given)
     if out is not None:
@@ -83,14 +84,16 @@ def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
     rows: list[dict[str, object]] = []
     for number, message in enumerate(plan.messages):
         behind, hidden_s = account.hidden_behind(number)
-        start_s, end_s = timing.message_start_s[number], timing.message_end_s[number]
+        start_s = timing.message_start_s[number]
+        end_s = timing.message_end_s[number]
         row: dict[str, object] = {"name": str(number), "sends": _contents(message)}
         if plan.credit > 1:
             row["lane"] = number % plan.credit
         if any(one.after for one in plan.messages):
             row["after"] = list(message.after)
         if any(one.inline or one.early for one in plan.messages):
-            row["encoded_inline"], row["encoded_early"] = len(message.inline), len(message.early)
+            row["encoded_inline"] = len(message.inline)
+            row["encoded_early"] = len(message.early)
         rows.append(
             row
             | {

@@ -45,7 +45,8 @@ def sparsity(
     """
     if settings and sparsifier is None:
         raise invalid("--set", settings, "given with --sparsifier", "write --sparsifier dgc")
-    own, given = from_file(model), read_settings(settings or ())
+    own = from_file(model)
+    given = read_settings(settings or ())
     group = launched_group() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else nullcontext()
     with group, progress("looking for zeros", total=batches or NUM_GRADIENTS) as advance:
         found = measure_group_sparsity(

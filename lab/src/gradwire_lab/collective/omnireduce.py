@@ -47,7 +47,8 @@ class omnireduce(PushPull):
         return max(1, self.block // width)
 
     def units(self, me: Member, entries: Entries, numel: int) -> Entries:
-        form, width = blocks(block=self.units_a_block(entries.width)), entries.width
+        form = blocks(block=self.units_a_block(entries.width))
+        width = entries.width
         total = num_units(numel, width)
         layout = form.layout(form.count(entries, total), total, width, entries.values.dtype)
         room = me.passing("blocks", layout.size_bytes, entries.values, torch.uint8)

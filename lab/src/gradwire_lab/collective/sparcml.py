@@ -88,7 +88,8 @@ class sparcml(Collective):
     ) -> Steps[State]:
         codec = me.variant_of(codec)
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
-        form, whole = codec.format(spec), self.whole(codec, spec)
+        form = codec.format(spec)
+        whole = self.whole(codec, spec)
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
         payload, state = yield me.encoding(codec, state, grad_N, residual_N, own)
         held = _Held(me, whole, num_entries(form), out_N)
@@ -135,7 +136,9 @@ class _Held:
     """A rank's sum so far: ``count`` units, as the payload that it sends next."""
 
     def __init__(self, me: Member, whole: WholeForm, num_taken: int, like: Tensor) -> None:
-        self.me, self.whole, self.like = me, whole, like
+        self.me = me
+        self.whole = whole
+        self.like = like
         self.num_taken = num_taken
         """The number of units that each rank takes, in a simulation."""
         self.num_ranks = 1
@@ -143,7 +146,8 @@ class _Held:
 
     def hold(self, count: int, room: Tensor) -> None:
         """Holds so many units, which lie in ``room``."""
-        self.count, self.room = count, room
+        self.count = count
+        self.room = room
 
     def slot(self, name: str, count: int) -> Tensor:
         """New room for a message of so many units, "held" or "landed"; its content is undefined."""
@@ -177,7 +181,8 @@ class _Held:
     def write(self, out_N: Tensor) -> None:
         """Writes the sum into the dense vector."""
         payload = self.whole.payload(self.room, self.count)
-        form, part = self.whole.form(self.count), Part(self.whole.num_units)
+        form = self.whole.form(self.count)
+        part = Part(self.whole.num_units)
         form.scatter(payload, part, out_N.zero_(), width=self.whole.width)
 
     def _entries(self, buffer: Tensor, count: int) -> Entries:
@@ -226,7 +231,8 @@ def _swap(
     own_1 = me.told("own count", 1).fill_(held.count)
     told_1 = me.told("told count", 1)
     yield _verbs(peer, own_1 if sends else None, told_1 if receives else None)
-    count, landed = 0, None
+    count = 0
+    landed = None
     if receives:
         there = len(adds) - held.num_ranks if adds else me.world
         [count] = me.sizes(

@@ -104,7 +104,8 @@ def compile_text(text: str | Path, *more: str | Path, name: str = "", **traits: 
     if "encode" not in declared.functions:
         raise invalid("a program", name, "a text with encode", "write void encode(float* ...)")
     if declared.form == "coder":
-        accepted, remedy = "a text that encodes a gradient", "compile_coder makes a coder of it"
+        accepted = "a text that encodes a gradient"
+        remedy = "compile_coder makes a coder of it"
         raise invalid("a program", name, accepted, remedy)
     if declared.form == "matrices":
         return types.new_class(name, (MatrixProgram,), {}, _factorising(declared, name, traits))
@@ -195,7 +196,8 @@ def _body(declared: Declared, name: str) -> Any:
     """Fills a class's namespace: settings with their defaults, and the two functions."""
     kinds, defaults = _settings(declared, name, Program, ("block",))
     if declared.draws and "seed" not in kinds:
-        kinds["seed"], defaults["seed"] = int, 0
+        kinds["seed"] = int
+        defaults["seed"] = 0
 
     def encode(self: Program, gradient: Vector) -> Any:
         return ProgramTrace(declared, self).encode(gradient)
@@ -299,7 +301,8 @@ def _check_semicolons(text: Text, block: Parsed) -> None:
     for first, second in pairwise(whole):
         ended = text.content[first.meta.end_pos - 1] == ";"
         if first.data in ends and not ended and first.meta.end_line == second.meta.line:
-            line, column = first.meta.end_line, first.meta.end_column
+            line = first.meta.end_line
+            column = first.meta.end_column
             raise text.error(line, column, "a semicolon is missing; write ; between statements")
 
 

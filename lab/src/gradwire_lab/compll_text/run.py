@@ -76,8 +76,10 @@ class ProgramTrace:
             return plain
 
     def _entered(self, name: str, given: Sequence[Value], result: str) -> Value:
-        function, rest = self._declared.functions[name], iter(given)
-        frame, out = _Frame(function.text, name), _Variable(Kind(""))
+        function = self._declared.functions[name]
+        rest = iter(given)
+        frame = _Frame(function.text, name)
+        out = _Variable(Kind(""))
         assigned = next((p for kind, p in function.parameters[::-1] if str(kind) == result), None)
         for kind, parameter in function.parameters:
             if kind.name in self._declared.structs:
@@ -219,7 +221,8 @@ class ProgramTrace:
     def _draw(self, random: Token, low: Parsed, high: Parsed) -> Value:
         """random<T>(low, high): a float in [low, high), or a whole number in it."""
         kind = Kind.of(random.partition("<")[2].rstrip("> ").strip())
-        first, end = self._value(low), self._value(high)
+        first = self._value(low)
+        end = self._value(high)
         if kind.name == "float":
             return language.random(first, end)
         return converted(kind, first + language.int32(language.random(0, end - first)))

@@ -47,7 +47,8 @@ class Magnitudes:
     def __init__(self, bins_B: Tensor, counts_B2: Tensor) -> None:
         self.numel = int(counts_B2.sum())
         start, stop = torch.searchsorted(bins_B, bins_B.new_tensor([1, _NOT_FINITE])).tolist()
-        bits_B, counts_B2 = bins_B[start:stop] << 16, counts_B2[start:stop].double()
+        bits_B = bins_B[start:stop] << 16
+        counts_B2 = counts_B2[start:stop].double()
         self._levels_B = (bits_B + (1 << 15)).view(torch.float32).double()
         self._counts_B2 = counts_B2
         self._edges: list[float] = bits_B.view(torch.float32).tolist()
@@ -119,7 +120,8 @@ class Magnitudes:
         """The moments of the magnitudes that reach ``threshold``, each less ``threshold``."""
         place = self._place(threshold)
         num = self._reaching[place]
-        mean, square = self._sums[place] / num, self._squares[place] / num
+        mean = self._sums[place] / num
+        square = self._squares[place] / num
         return Moments(mean - threshold, max(0.0, square - mean * mean))
 
     def _place(self, threshold: float) -> int:

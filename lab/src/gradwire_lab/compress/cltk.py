@@ -52,7 +52,8 @@ class cltk(SharedSupport):
 
     def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[SelectedSupport]:
         whole_N = pending.whole_N
-        count, width = self.kept(whole_N.numel()), width_of(whole_N.numel())
+        count = self.kept(whole_N.numel())
+        width = width_of(whole_N.numel())
         leader = int(state) % me.world
         support_K = me.scratch("support", count, whole_N, torch.int32)
         sent = me.scratch("indices", count * width, whole_N, torch.uint8)

@@ -85,9 +85,11 @@ def _trimming(seen: Magnitudes, num_asked: int) -> float:
 
 def _halving(seen: Magnitudes, num_asked: int, cap: float) -> float:
     """A threshold that k to ``cap`` k elements reach, or more if none is just right."""
-    low, high = seen.above(0.0).mean, seen.largest
+    low = seen.above(0.0).mean
+    high = seen.largest
     if seen.num_reaching(low) < num_asked:
-        low, high = 0.0, low
+        high = low
+        low = 0.0
     while seen.between(low, high):
         middle = low + (high - low) / 2
         passing = seen.num_reaching(middle)

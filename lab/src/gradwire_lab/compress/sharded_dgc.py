@@ -115,7 +115,8 @@ class sharded_dgc(Exchange):
             return state
         shards = me.shards or Shards(0, (grad_N.numel(),))
         draws = [self.draws(numel) for numel in shards.numels]
-        slot, dtype = max(draws), working_dtype(grad_N.dtype)
+        slot = max(draws)
+        dtype = working_dtype(grad_N.dtype)
         own = me.scratch("sample", slot, grad_N, dtype)
         yield me.sized(
             "encode",
@@ -155,7 +156,8 @@ class sharded_dgc(Exchange):
         into_M: Tensor,
     ) -> None:
         """Fills ``into_M`` with the magnitudes of elements drawn; with all, where it has room."""
-        numel, count = grad_N.numel(), into_M.numel()
+        numel = grad_N.numel()
+        count = into_M.numel()
         if count == numel:
             into_M.copy_(grad_N)
             if residual_N is not None:
@@ -163,10 +165,8 @@ class sharded_dgc(Exchange):
         else:
             stream, step = state.place_2.tolist()
             stream += me.rank * len(shards.numels) + shards.place  # each rank draws for itself
-            bound_1, order_M = (
-                torch.tensor([numel], device="cpu"),
-                torch.arange(count, device="cpu"),
-            )
+            bound_1 = torch.tensor([numel], device="cpu")
+            order_M = torch.arange(count, device="cpu")
             places_M = below(bound_1, order_M, self.seed, step, stream & _MASK).to(grad_N.device)
             into_M.copy_(grad_N.index_select(0, places_M))
             if residual_N is not None:
@@ -176,7 +176,8 @@ class sharded_dgc(Exchange):
 
     def _codec(self, shards: Shards, samples: list[Tensor]) -> _Above:
         """A codec of one threshold for all parts, which as many elements reach as are asked for."""
-        total, own = sum(shards.numels), shards.numels[shards.place]
+        total = sum(shards.numels)
+        own = shards.numels[shards.place]
         asked = share_of(self.density, total)
         weights = [n / max(1, s.numel()) for n, s in zip(shards.numels, samples, strict=True)]
         threshold = 0.0  # the least of a sample is not the least of all
@@ -204,7 +205,8 @@ def _parts(gathered: Tensor, draws: list[int]) -> list[Tensor]:
 
 def _weighted_edge(samples: list[Tensor], weights: list[float], asked: int) -> float:
     """The magnitude that ``asked`` elements reach, of which each sampled one stands for several."""
-    largest, each = [], []
+    largest = []
+    each = []
     for sample, weight in zip(samples, weights, strict=True):
         if sample.numel():  # of one part no more can matter than are asked for of all
             count = min(sample.numel(), math.ceil(asked / weight))

@@ -64,14 +64,16 @@ class sidco(Estimated):
 
     def _ends(self, seen: Magnitudes, num_asked: int) -> Iterator[float]:
         """Thresholds at which one stage would end, two stages, and so on while more than k pass."""
-        reached, passing = 0.0, seen.num_elements
+        reached = 0.0
+        passing = seen.num_elements
         while True:
             share = num_asked / passing
             yield reached + self._excess(seen, reached, share)
             if share >= _STAGE_SHARE:
                 return
             reached += self._excess(seen, reached, _STAGE_SHARE)
-            before, passing = passing, seen.num_reaching(reached)
+            before = passing
+            passing = seen.num_reaching(reached)
             if not num_asked < passing < before:
                 return
 
@@ -99,7 +101,8 @@ def _pareto(above: Moments, share: float) -> float:
     if above.variance <= 0:
         return above.mean
     ratio = above.mean**2 / above.variance
-    shape, scale = 0.5 * (1 - ratio), 0.5 * above.mean * (1 + ratio)
+    shape = 0.5 * (1 - ratio)
+    scale = 0.5 * above.mean * (1 + ratio)
     if abs(shape) < 1e-9:
         return -scale * log(share)
     return scale / shape * expm1(-shape * log(share))

@@ -138,7 +138,8 @@ class Coder:
             tables = _on(plain_U.device, self.single, self.run)
             return runs_launch.encode_runs(plain_U, block_bytes, *tables, self.of, self.most)
         place_U = torch.arange(plain_U.numel(), device=plain_U.device)
-        alike_U, first_U = plain_U == self.of, place_U % block_bytes == 0
+        alike_U = plain_U == self.of
+        first_U = place_U % block_bytes == 0
         # Before a run stands another byte, or the block's beginning.
         before_U = torch.where(alike_U & ~first_U, -1, place_U - (alike_U & first_U).long())
         run_U = place_U - before_U.cummax(0).values if plain_U.numel() else place_U
@@ -146,7 +147,8 @@ class Coder:
         goes_on_U = torch.zeros_like(alike_U)
         goes_on_U[:-1] = alike_U[1:] & ~first_U[1:]
         sent_U = ~alike_U | ~goes_on_U | (length_U == self.most)
-        run, single = self.run.to(plain_U.device), self.single.to(plain_U.device)
+        run = self.run.to(plain_U.device)
+        single = self.single.to(plain_U.device)
         code_U = torch.where(alike_U, run[length_U], single[plain_U.long()])
         lengths_B = place_U.new_zeros(-(-plain_U.numel() // block_bytes))
         lengths_B.index_add_(0, place_U // block_bytes, sent_U.long())
@@ -159,7 +161,8 @@ class Coder:
             return runs_launch.decode_runs(
                 lengths_B, coded_C, plain_U, block_bytes, *tables, self.of
             )
-        code_C, block_B = coded_C.long(), torch.arange(lengths_B.numel(), device=plain_U.device)
+        code_C = coded_C.long()
+        block_B = torch.arange(lengths_B.numel(), device=plain_U.device)
         times_C = self.times.to(plain_U.device)[code_C]
         filled_B = torch.zeros_like(lengths_B)
         filled_B.index_add_(0, block_B.repeat_interleave(lengths_B), times_C)
@@ -258,8 +261,11 @@ def coder(
             )
     known = torch.zeros(256, dtype=torch.bool)
     known[[sent_code for sent_code, _, _ in made]] = True
-    single[top + 1 :], run[0] = 0, 0  # of bytes that are none, and of no run
-    byte, times = torch.where(known, byte, 0), torch.where(known, times, _NEVER)
+    # of bytes that are none, and of no run
+    single[top + 1 :] = 0
+    run[0] = 0
+    byte = torch.where(known, byte, 0)
+    times = torch.where(known, times, _NEVER)
     return Coder(name, takes, of, most, single, run, byte, times)
 
 
@@ -301,7 +307,8 @@ class Coding:
         """The kernels' payload, decoded from one that came; raises RanksDiffer if it cannot be."""
         assert payload.buffer is not None
         memory = torch.empty(plain.size_bytes, dtype=torch.uint8, device=payload.buffer.device)
-        found, (lengths, coded) = Payload(plain, memory), payload.format.fields[-2:]
+        found = Payload(plain, memory)
+        (lengths, coded) = payload.format.fields[-2:]
         for part in payload.format.fields[:-2]:
             found[part.name].copy_(payload[part.name])
         operands = (found[coded.name], self.block_bytes, payload[lengths.name], payload[coded.name])

@@ -75,7 +75,8 @@ def layout_of(program: LowRank, spec: TensorSpec, rank: int) -> ProgramLayout:
     ends = [0, *accumulate(map(prod, shapes))]
     dense: list[tuple[slice, slice]] = []
     batches: list[ProgramBatch] = []
-    used, started = [0 for _ in program.rounds], 0
+    used = [0 for _ in program.rounds]
+    started = 0
     for form, run in groupby(range(len(shapes)), key=forms.__getitem__):
         members = list(run)
         tensors = slice(members[0], members[-1] + 1)
@@ -116,7 +117,8 @@ class BatchTensors:
     """Views of one batch: every factor, the own part of the last, and the mean."""
 
     def __init__(self, held: StepTensors, batch: ProgramBatch) -> None:
-        program, self.tensors = held.program, batch.tensors
+        program = held.program
+        self.tensors = batch.tensors
 
         def view(buffer: Tensor, place: FactorPlace) -> Tensor:
             return buffer[place.range].view(place.shape_BNM)
@@ -156,9 +158,14 @@ class StepTensors:
         out_N: Tensor,
         residual_N: Tensor | None,
     ) -> None:
-        self.program, self.state, self.world = program, state, me.world
-        self.grad_N, self.out_N, self.residual_N = grad_N, out_N, residual_N
-        dtype, layout = working_dtype(grad_N.dtype), state.layout
+        self.program = program
+        self.state = state
+        self.world = me.world
+        self.grad_N = grad_N
+        self.out_N = out_N
+        self.residual_N = residual_N
+        dtype = working_dtype(grad_N.dtype)
+        layout = state.layout
 
         def scratch(name: str, numel: int) -> Tensor:
             return me.scratch(name, numel, grad_N, dtype)

@@ -173,7 +173,8 @@ class LowRank:
 def trace_matrices(program: Any) -> LowRank:
     """Runs a program's two functions on symbols; refuses what is no projection, with the line."""
     name = type(program).__name__
-    gradient, start = Factor(FactorKind.GIVEN, "NM"), Factor(FactorKind.START, "MR")
+    gradient = Factor(FactorKind.GIVEN, "NM")
+    start = Factor(FactorKind.START, "MR")
     with tracing(f"encode of {name}"):
         sent = program.encode(Matrix(gradient), Matrix(start))
         if not isinstance(sent, tuple) or not all(isinstance(m, Matrix) for m in sent) or not sent:
@@ -215,7 +216,8 @@ def _projects(mean: Matrix, gradient: Factor) -> bool:
     if mean.factor.made is not FactorKind.MEAN:
         return False
     both = {source.factor.made: source.factor for source in mean.factor.sources}
-    product, basis = both.get(FactorKind.PRODUCT), both.get(FactorKind.BASIS)
+    product = both.get(FactorKind.PRODUCT)
+    basis = both.get(FactorKind.BASIS)
     if product is None or basis is None:
         return False
     return {source.factor for source in product.sources} == {gradient, basis}
@@ -229,7 +231,8 @@ def _check_kept(name: str, order: list[Factor], kept: Factor, result: Iterable[O
         before = basis.sources[0].factor
         users = [f for f in order if f is not basis and any(s.factor is before for s in f.sources)]
         if users or kept is before or any(s.factor is before for s in result):
-            what, remedy = f"a matrix of {name} that orthogonal takes", "use what orthogonal gives"
+            what = f"a matrix of {name} that orthogonal takes"
+            remedy = "use what orthogonal gives"
             raise invalid(what, Matrix(before), "used by nothing else", remedy)
 
 

@@ -59,7 +59,8 @@ def count_runs(
 ):
     """The coded bytes of each block."""
     start, n = _block(tl.program_id(0), num_bytes, block_bytes)
-    before, count = -1, tl.zeros((), tl.int32)
+    before = -1
+    count = tl.zeros((), tl.int32)
     for at in range(0, n, TILE):
         _, sent, before = _cut(plain, start, n, at, before, single, run, OF, MOST, TILE)
         count += tl.sum(sent.to(tl.int32), 0)

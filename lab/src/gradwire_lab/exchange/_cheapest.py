@@ -73,7 +73,8 @@ def cheapest(
         picks.append(pick_U.to(torch.int16))  # of many layers they are the most memory
     if int(best_U[most]) >= _NEVER:
         return None
-    left, rungs = most, []
+    left = most
+    rungs = []
     for pick_U, units in zip(reversed(picks), reversed(units_TL), strict=True):
         rungs.append(int(pick_U[left]))
         left -= units[rungs[-1]]

@@ -128,7 +128,8 @@ class Adapted(Chooser):
         out_N: Tensor,
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
-        rungs, done = state.rungs, steps_done(state.step_T)
+        rungs = state.rungs
+        done = steps_done(state.step_T)
         measures = me.world > 1 and done is not None and self.is_due(done + 1)
         if measures:
             yield from self._measure(me, state, grad_N, residual_N)
@@ -198,7 +199,8 @@ class Adapted(Chooser):
         bytes_TL = [state.bytes_TL[k] for state, k, _ in each]
         lost_TL = [row[:-1] for row in lost_TM]
         given = (self.choices.given,) * len(lost_TL)
-        own_lost, own_bytes = total(lost_TL, given), total(bytes_TL, given)
+        own_lost = total(lost_TL, given)
+        own_bytes = total(bytes_TL, given)
         allowed = own_lost
         if self.error is not None:
             allowed = self.error**2 * math.fsum(row[-1] for row in lost_TM)

@@ -37,7 +37,8 @@ def bytes_of(
     """
     match scheme:
         case allgather_sparse():
-            world, dtype = len(taken), value_dtype(codec, spec)
+            world = len(taken)
+            dtype = value_dtype(codec, spec)
             counts = (indices_K.numel() for indices_K in taken)
             slot = max(coo().layout(k, spec.numel, codec.width, dtype).slot_bytes for k in counts)
             told = 0 if codec.traits.exact_size else SIZE_BYTES
@@ -61,7 +62,8 @@ def volumes(
 def _pushed_and_pulled(
     scheme: PushPull, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
 ) -> list[int]:
-    (pushed_WW, pulled_W), world = _payloads(scheme, codec, spec, taken), len(taken)
+    (pushed_WW, pulled_W) = _payloads(scheme, codec, spec, taken)
+    world = len(taken)
     told = (world - 1) * SIZE_BYTES * (1 + len(Told._fields))
     slots = [one.slot_bytes for one in pulled_W]
     is_broadcast = isinstance(scheme, sparse_ps_broadcast)
@@ -106,7 +108,8 @@ def _doubled(
     scheme: sparcml, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
 ) -> list[int]:
     """By the units that each of ``groups`` took together."""
-    whole, world = scheme.whole(codec, spec), len(taken)
+    whole = scheme.whole(codec, spec)
+    world = len(taken)
 
     def message(ranks: Sequence[int]) -> int:
         count = count_distinct([taken[rank] for rank in ranks], whole.num_units)

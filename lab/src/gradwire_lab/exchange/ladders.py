@@ -295,7 +295,8 @@ class MatrixLadder(Ladder):
         def note_lost() -> None:
             """The squared norm of a matrix less that of its projection; 0 where it stays dense."""
             held.encode(1)
-            rows, shapes = dict(zip(places, lost_TL, strict=True)), state.spec.tensor_shapes
+            rows = dict(zip(places, lost_TL, strict=True))
+            shapes = state.spec.tensor_shapes
             for m in held.layout.batches:
                 whole_BNM, _, right_BMR = held.factors(m)
                 kept_BR = torch.linalg.vector_norm(right_BMR, dim=1, dtype=torch.float64)

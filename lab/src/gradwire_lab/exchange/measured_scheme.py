@@ -99,7 +99,8 @@ class MeasuredScheme(Wrapper):
         self, me: Member, noted_T: tuple[Tensor, ...], noted: Tensor, grad_N: Tensor
     ) -> Steps[None]:
         """Adds this step to what was noted: densities that all ranks know alike."""
-        width, taken = self.inner.codec.width, me.selection
+        width = self.inner.codec.width
+        taken = me.selection
         total = num_units(grad_N.numel(), width)
         own = 0 if taken is None else num_units(taken.selected, width)
         merged = 0 if taken is None else num_units(taken.arrived, width)

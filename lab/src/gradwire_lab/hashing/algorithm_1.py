@@ -64,7 +64,8 @@ def algorithm_1(
     r2 = -(-r1 // 10) if serial is None else -(-serial // world)
     last = world * (r1 + r2)
     table = places_K.new_full((last + 1,), -1)
-    counters, spilled_K = places_K.new_zeros(world + 1), torch.empty_like(places_K)
+    counters = places_K.new_zeros(world + 1)
+    spilled_K = torch.empty_like(places_K)
     _device().hash_entries[(max(1, -(-entries.num // BLOCK)),)](
         entries.indices_K,
         places_K,

@@ -68,7 +68,8 @@ def _same_bits(exchange: Exchange, case: Case, encode: Encode) -> bool:
 
 def _steps(exchange: Exchange, case: Case, encode: Encode | None = None) -> list[list[Tensor]]:
     """The means and the tensors of all states after each step."""
-    draw, found = random.Random(case.seed), []
+    draw = random.Random(case.seed)
+    found = []
     states = case.states(exchange)
     members = case.members()
     for step in range(NUM_STEPS):
@@ -97,7 +98,8 @@ def _encode_some(
     me, state, grad_N = operands
     encoder = TensorEncoder.of(exchange)
     assert encoder is not None
-    sizes, places = [prod(shape) for shape in case.spec.shapes], encoder.exchange.apart(case.spec)
+    sizes = [prod(shape) for shape in case.spec.shapes]
+    places = encoder.exchange.apart(case.spec)
     for place in draw.sample(places, draw.randint(1, len(places))):
         there_N = torch.full_like(grad_N, float("nan"))
         torch.split(there_N, sizes)[place].copy_(torch.split(grad_N, sizes)[place])

@@ -19,7 +19,8 @@ from .cases import Case, accuracy, kept_of, thinned
 from .tolerance import assert_near, largest, must, same_bits
 
 NUM_STEPS = 400
-_EARLY, _LATE = slice(100, 200), slice(300, 400)
+_EARLY = slice(100, 200)
+_LATE = slice(300, 400)
 _MOST = 1.3
 """The most by which residuals may be larger late than early. A sum of gradients that are drawn
 independently is 1.53 times as large then, and one of equal gradients 2.3 times."""
@@ -35,7 +36,8 @@ def law_residuals_stay_bounded(exchange: Exchange, case: Case) -> bool:
     if feedback_refusal(exchange) is not None:
         return False
     kept = with_error_feedback(exchange)
-    states, members = case.states(kept), case.members()
+    states = case.states(kept)
+    members = case.members()
     norms: list[float] = []
     for number in range(NUM_STEPS):
         texts = [
@@ -79,11 +81,15 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
     """
     keeps = feedback_refusal(exchange) is None
     tried = with_error_feedback(exchange) if keeps else exchange
-    states, members = case.states(tried), case.members()
+    states = case.states(tried)
+    members = case.members()
     near = accuracy(exchange, case)
     exact = isinstance(exchange, Pair) and exchange.codec.traits.lossless
     old_N, owed_N = torch.zeros(2, case.numel, dtype=torch.float64)
-    squares, loss, size, terms = 0.0, 0.0, 0.0, case.world + 4
+    squares = 0.0
+    loss = 0.0
+    size = 0.0
+    terms = case.world + 4
     for step in range(NUM_FOLLOWED):
         grads = [thinned(grad_N, _EVERY[step % len(_EVERY)]) for grad_N in case.grads(step)]
         if not keeps:
@@ -94,7 +100,8 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
         states = drive(texts, seed=step, ranks_per_host=exchange.ranks_per_host).results
         for rank, out_N in enumerate(outs):
             must(same_bits(out_N, outs[0]), f"step {step}: rank {rank} has other bits than rank 0")
-        got_N, sum_N = case.world * outs[0].double(), _sum(grads)
+        got_N = case.world * outs[0].double()
+        sum_N = _sum(grads)
         new_N = _sum([kept_of(state, case.numel) for state in states])
         size = max(size, case.world * largest(*grads, old_N, new_N))
         if exact:
@@ -107,7 +114,8 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
         squares += sum(float(grad_N.double().square().sum()) for grad_N in grads)
         share = 1.0 if keeps else ((1 + loss**2) ** _hops(exchange, case.world) - 1) ** 0.5
         rounding = NUM_FOLLOWED * size * case.numel**0.5 * torch.finfo(near).eps
-        allowed, lack = _FACTOR * squares**0.5 * share + rounding, float(owed_N.norm())
+        allowed = _FACTOR * squares**0.5 * share + rounding
+        lack = float(owed_N.norm())
         what = f"after step {step} means lack {lack:.3g} in all, allowed {allowed:.3g}"
         must(case.numel < _LEAST or lack <= allowed, what)
         old_N = new_N
@@ -129,7 +137,8 @@ def _loss(exchange: Exchange, case: Case, grads: list[Tensor]) -> float:
     """The share of a gradient's norm that the codec loses, the largest of all ranks."""
     if not isinstance(exchange, Pair):
         return float("inf")  # nobody knows
-    codec, shares = exchange.codec, [0.0]
+    codec = exchange.codec
+    shares = [0.0]
     for grad_N in grads:
         payload, _ = codec.encode(codec.init(case.spec), grad_N)
         lost_N = codec.decode(payload, torch.empty_like(grad_N)).double() - grad_N.double()

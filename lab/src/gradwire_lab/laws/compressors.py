@@ -147,7 +147,8 @@ def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
     says_more = codec.traits.lossless  # bit equality does, in one step
     if not codec.traits.unbiased or says_more or not tame(grad_N) or not grad_N.numel():
         return False
-    num_steps, state = 400, codec.init(spec_alone(grad_N))
+    num_steps = 400
+    state = codec.init(spec_alone(grad_N))
     decoded_SN = torch.empty(num_steps, grad_N.numel(), dtype=working_dtype(grad_N.dtype))
     for out_N in decoded_SN:
         payload, state = codec.encode(state, grad_N)
@@ -206,7 +207,8 @@ def law_merge_all_is_merge_of_each(codec: Compressor, grad_N: Tensor) -> bool:
         return False
     dtype = working_dtype(grad_N.dtype)
     payloads = [encoded(codec, one_N) for one_N in (grad_N, -0.5 * grad_N, grad_N.flip(0))]
-    sum_N, want_N = residual_for(grad_N), residual_for(grad_N)
+    sum_N = residual_for(grad_N)
+    want_N = residual_for(grad_N)
     sizes = [largest(codec.decode(p, torch.empty_like(sum_N))) for p in payloads]
     for payload in payloads:
         codec.merge(payload, want_N, scale=0.25)

@@ -50,12 +50,15 @@ def law_without_decay_it_is_error_feedback(exchange: DecoupledMomentum, case: Ca
 
     To do: keep what is pending as with_error_feedback does.
     """
-    plain, kept = type(exchange)(exchange.inner, 1.0), exchange.inner
-    states, others = case.states(plain), case.states(kept)
+    plain = type(exchange)(exchange.inner, 1.0)
+    kept = exchange.inner
+    states = case.states(plain)
+    others = case.states(kept)
     for number in range(NUM_STEPS):
         got = run_local(plain, case.grads(number), states, seed=case.seed)
         want = run_local(kept, case.grads(number), others, seed=case.seed)
-        states, others = states_of(got), states_of(want)
+        states = states_of(got)
+        others = states_of(want)
         for a, b in zip(got, want, strict=True):
             must(same_bits(a[0], b[0]), f"step {number}: the means differ")
             must(same_bits(kept_of(a[2], case.numel), kept_of(b[2], case.numel)), "m differs")

@@ -22,7 +22,8 @@ from .tolerance import must
 KINDS = ("normal", "laplace", "heavy-tailed", "sparse")
 UNKIND = ("cauchy", "lognormal", "shifted", "few classes")
 """Kinds of gradients that no fitted distribution resembles; the laws hold for them as well."""
-WORLD, NUM_CLASSES = 2, 1000
+WORLD = 2
+NUM_CLASSES = 1000
 LEAST_ASKED = 64
 """The fewest elements asked for at which the least of a density range is held to."""
 
@@ -53,7 +54,8 @@ def few_classes(numel: int, draw: torch.Generator) -> Tensor:
 
     The rows of these three hold nearly all of it, and every other row much the same little.
     """
-    width, batch = -(-numel // NUM_CLASSES), 32
+    width = -(-numel // NUM_CLASSES)
+    batch = 32
     behind_relu = torch.randn(batch, width, generator=draw).relu()
     weight = torch.empty(NUM_CLASSES, width).normal_(std=width**-0.5, generator=draw)
     weight.requires_grad_()

@@ -175,7 +175,8 @@ def law_fused_form_agrees_with_the_definition(exchange: Exchange, case: Case) ->
     """
     if working_dtype(case.dtype) != case.dtype:
         return False
-    fused, defined = ErrorFeedback(exchange), ErrorFeedback(RunOnly(exchange))
+    fused = ErrorFeedback(exchange)
+    defined = ErrorFeedback(RunOnly(exchange))
     states = case.states(fused)
     if not (isinstance(exchange, Pair) and exchange.codec.traits.reads_latest):
         states = states_of(run_local(fused, case.grads(), states, seed=case.seed))
@@ -184,7 +185,8 @@ def law_fused_form_agrees_with_the_definition(exchange: Exchange, case: Case) ->
     want = run_local(defined, grads, states, seed=case.seed)
     size = largest(*grads, *(kept_of(state, case.numel) for state in states))
     for rank in range(case.world):
-        one, other = got[rank], want[rank]
+        one = got[rank]
+        other = want[rank]
         for what, a_N, b_N in (
             ("mean", one[0], other[0]),
             ("residual", kept_of(one[2], case.numel), kept_of(other[2], case.numel)),
@@ -262,12 +264,14 @@ def law_an_undone_step_leaves_no_trace(exchange: Exchange, case: Case) -> bool:
     """
     if not case.numel:
         return False
-    kept, found = ErrorFeedback(exchange), []
+    kept = ErrorFeedback(exchange)
+    found = []
     for steps in ((0, 1, 2), (0, 2)):
         members = case.members()
         states = case.states(kept)
         for step in steps:
-            grads, before = case.grads(step), clone_state(tuple(states))
+            grads = case.grads(step)
+            before = clone_state(tuple(states))
             if step == 1:
                 grads[-1][case.numel // 2] = torch.inf
             texts = [
@@ -330,7 +334,8 @@ def law_tensors_are_encoded_apart(exchange: Exchange, case: Case) -> bool:
     """
     if not isinstance(exchange, Pair) or not exchange.codec.traits.shared_scale:
         return False
-    kept, first = ErrorFeedback(exchange), prod(case.spec.shapes[0])
+    kept = ErrorFeedback(exchange)
+    first = prod(case.spec.shapes[0])
 
     def of_first(factor: float) -> list[Tensor]:
         grads = case.grads()
@@ -365,7 +370,8 @@ def law_no_tensor_is_missing(exchange: Exchange, case: Case) -> bool:
         grads[-1][: sizes[0]] = 0.0
         results = run_local(kept, grads, case.states(kept), seed=case.seed)
         for rank, (_, contributed_N, _) in enumerate(results):
-            given_T, sent_T = torch.split(grads[rank], sizes), torch.split(contributed_N, sizes)
+            given_T = torch.split(grads[rank], sizes)
+            sent_T = torch.split(contributed_N, sizes)
             for number, (given, sent) in enumerate(zip(given_T, sent_T, strict=True)):
                 must(
                     bool(sent.any()) or not bool(given.any()),

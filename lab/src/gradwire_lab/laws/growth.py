@@ -37,7 +37,8 @@ def law_means_do_not_grow_over_ranks_and_steps(exchange: Exchange, case: Case) -
     if case.world == 1 or case.numel == 0:
         return False
     kept = with_error_feedback(exchange) if feedback_refusal(exchange) is None else exchange
-    states, members = case.states(kept), case.members()
+    states = case.states(kept)
+    members = case.members()
     common_N = case.grads()[0]
     got_N, want_N = (torch.zeros(case.numel, dtype=torch.float64) for _ in range(2))
     for number in range(NUM_STEPS):

@@ -136,7 +136,8 @@ def _wide(kind: str, normal_N: Tensor, draw: torch.Generator) -> Tensor:
 
 def _spoiled(kind: str, grad_N: Tensor, spot: int) -> Tensor:
     """The gradient with non-finite elements, the first of them at ``spot``."""
-    inf, nan = float("inf"), float("nan")
+    inf = float("inf")
+    nan = float("nan")
     match kind:
         case "one nan":
             grad_N[spot] = nan
@@ -145,7 +146,8 @@ def _spoiled(kind: str, grad_N: Tensor, spot: int) -> Tensor:
         case "minus inf":
             grad_N[spot] = -inf
         case "both infs":
-            grad_N[-1], grad_N[spot] = -inf, inf
+            grad_N[-1] = -inf
+            grad_N[spot] = inf
         case "all nan":
             grad_N[:] = nan
         case _:
@@ -193,7 +195,8 @@ def profile_of(
     *rows: LayerRow, model: str = "drawn", dtypes: Sequence[GradientDType] = ("float32",)
 ) -> Profile:
     """One layer a row; tensors take ``dtypes`` in turn."""
-    layers, count = [], 0
+    layers = []
+    count = 0
     for place, (numels, forward_s, backward_s) in enumerate(rows):
         tensors = []
         for numel in numels:
@@ -230,7 +233,8 @@ class Facts:
 
     def __str__(self) -> str:
         sizes = ", ".join(str(list(numels)) for numels, _, _ in self.rows)
-        ranks, rate = self.cluster.num_ranks, self.cluster.rate_bytes_per_s
+        ranks = self.cluster.num_ranks
+        rate = self.cluster.rate_bytes_per_s
         return f"layers of {sizes} elements, {'/'.join(self.dtypes)}, {ranks} ranks, {rate:.3g} B/s"
 
 

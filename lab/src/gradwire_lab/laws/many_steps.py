@@ -31,7 +31,9 @@ def _drawn(exchange: Pair, case: Case) -> tuple[Tensor, Tensor, Tensor]:
 
     They are the gradient_N, the means_SN, and what ranks contributed, given_SWN.
     """
-    states, means, given = None, [], []
+    states = None
+    means = []
+    given = []
     for _ in range(NUM_DRAWS):
         results = run_local(exchange, case.grads()[:1] * case.world, states, seed=case.seed)
         states = states_of(results)
@@ -96,7 +98,8 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
     if feedback_refusal(exchange) is not None:
         return False
     kept = with_error_feedback(exchange)
-    states, members = case.states(kept), case.members()
+    states = case.states(kept)
+    members = case.members()
 
     def step(grads: list[Tensor]) -> float:
         texts = [

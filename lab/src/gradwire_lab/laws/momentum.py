@@ -152,7 +152,8 @@ def law_alone_is_momentum_sgd(exchange: MomentumCorrection, case: Case) -> None:
 
     To do: compute u = m u + g in the working dtype, without dampening.
     """
-    m, states = exchange.momentum, [exchange.init(case.spec, 1)]
+    m = exchange.momentum
+    states = [exchange.init(case.spec, 1)]
     buffer_N = torch.zeros(case.numel, dtype=working_dtype(case.dtype))
     for number in range(NUM_STEPS):
         grad_N = case.grads(number)[0]
@@ -177,8 +178,10 @@ def law_without_momentum_it_is_error_feedback(exchange: MomentumCorrection, case
 
     To do: keep what is pending as with_error_feedback does.
     """
-    plain, kept = type(exchange)(exchange.inner, 0.0), with_error_feedback(exchange.inner)
-    states, others = case.states(plain), case.states(kept)
+    plain = type(exchange)(exchange.inner, 0.0)
+    kept = with_error_feedback(exchange.inner)
+    states = case.states(plain)
+    others = case.states(kept)
     for number in range(NUM_STEPS):
         got = run_local(plain, case.grads(number), states, seed=case.seed)
         want = run_local(kept, case.grads(number), others, seed=case.seed)

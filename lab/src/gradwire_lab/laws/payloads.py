@@ -124,7 +124,8 @@ def law_given_buffer_is_used(codec: Compressor, grad_N: Tensor) -> None:
     around = torch.full((size + 16,), 0xA5, dtype=torch.uint8)
     buffer = around[8 : 8 + size]
     payload, _ = codec.encode(codec.init(spec_alone(grad_N)), grad_N, buffer=buffer)
-    used, real = content(payload), payload.size_bytes
+    used = content(payload)
+    real = payload.size_bytes
     must(used.data_ptr() == buffer.data_ptr() or not real, "another buffer was used")
     must(same_bits(used, want), "in a used buffer the payload has other bits than in a new one")
     must(
@@ -141,7 +142,8 @@ def law_received_bytes_are_the_payload(codec: Compressor, grad_N: Tensor) -> Non
     To do: make received(spec, size_bytes) the layout that encode chose, and raise
     self.no_such_size for any other size.
     """
-    spec, payload = spec_alone(grad_N), encoded(codec, grad_N)
+    spec = spec_alone(grad_N)
+    payload = encoded(codec, grad_N)
     form = codec.received(spec, payload.size_bytes)
     must(form == payload.format, f"sent {payload.format}, received {form}")
     dtype = working_dtype(grad_N.dtype)
@@ -164,7 +166,8 @@ def law_typical_payload_is_one(codec: Compressor, grad_N: Tensor) -> None:
     To do: let typical(spec) be a layout that received accepts, not larger than format(spec).
     """
     spec = spec_alone(grad_N)
-    typical, largest_form = codec.typical(spec), codec.format(spec)
+    typical = codec.typical(spec)
+    largest_form = codec.format(spec)
     must(typical.size_bytes <= largest_form.size_bytes, "typically more than the largest")
     must(codec.received(spec, typical.size_bytes) == typical, "no payload is like the typical")
     if codec.traits.exact_size:
@@ -178,7 +181,8 @@ def law_rank_changes_no_meaning(codec: Compressor, grad_N: Tensor) -> None:
     decode.
     """
     one, other = (codec.for_world(3, rank) for rank in (1, 2))
-    spec, dtype = spec_alone(grad_N), working_dtype(grad_N.dtype)
+    spec = spec_alone(grad_N)
+    dtype = working_dtype(grad_N.dtype)
     must(one.format(spec) == other.format(spec), "ranks have other layouts")
     payload, _ = one.encode(codec.for_world(3).init(spec), grad_N)
     decoded = [c.decode(payload, torch.empty(grad_N.numel(), dtype=dtype)) for c in (one, other)]
@@ -240,7 +244,8 @@ def law_many_are_as_each_alone(codec: Compressor, grad_N: Tensor) -> None:
             must(is_there or not payload.size_bytes, "encode_many does not use the given buffers")
         pairs = zip(together, alone, strict=True)
         must(all(same_bits(a, b) for a, b in pairs), "encode_many leaves other residuals")
-        states, own_states = [state for _, state in many], [state for _, state in each]
+        states = [state for _, state in many]
+        own_states = [state for _, state in each]
     payloads = [payload for payload, _ in many]
     _must_agree(codec.decode_many, codec.decode, payloads, grads, "decode_many")
     _must_agree(codec.merge_many, codec.merge, payloads, grads, "merge_many")

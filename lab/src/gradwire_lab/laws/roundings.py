@@ -74,7 +74,8 @@ def _wire(exchange: Exchange, case: Case) -> torch.dtype | None:
 
 def _allowed(grads_WN: Tensor, wire: torch.dtype, case: Case) -> Tensor:
     """The most by which each element of the mean may be off."""
-    mean_N, size_N = grads_WN.mean(0).abs(), grads_WN.abs().mean(0)
+    mean_N = grads_WN.mean(0).abs()
+    size_N = grads_WN.abs().mean(0)
     rounded = [(wire, size_N), (wire, mean_N)]
     if case.dtype != wire:
         rounded.append((case.dtype, mean_N))

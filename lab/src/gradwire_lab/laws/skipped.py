@@ -33,7 +33,8 @@ class Job:
     make_backup: type[Backup] = Backup
 
     def __init__(self, exchange: Exchange, case: Case) -> None:
-        self.case, self.exchange = case, exchange
+        self.case = case
+        self.exchange = exchange
         ends = [*accumulate(torch.Size(shape).numel() for shape in case.spec.shapes)]
         self.ranges = [*zip([0, *ends[:-1]], ends, strict=True)]
         self.names = [f"parameter {place}" for place in range(len(self.ranges))]
@@ -99,7 +100,8 @@ def law_what_is_not_taken_is_put_back(exchange: Exchange, case: Case, job: type[
     """
     if not case.numel or exchange.ranks_per_host > 1:
         return False
-    draw, one = random.Random(case.seed), job(ErrorFeedback(exchange), case)
+    draw = random.Random(case.seed)
+    one = job(ErrorFeedback(exchange), case)
     optimizers = [[0, 2], [1]]
     for step in range(NUM_PASSES):
         one.make_pass(step)

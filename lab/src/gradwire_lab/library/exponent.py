@@ -19,7 +19,8 @@ from torch import Tensor
 from gradwire.dsl.language import float32, int32
 from gradwire.dsl.operators import Operator, register
 
-LEAST, MOST = -127, 128
+LEAST = -127
+MOST = 128
 """The exponent of 0, and that of what is not finite."""
 
 

@@ -105,7 +105,8 @@ class _Carry(NamedTuple):
 
     @classmethod
     def of(cls, tensor: ProfiledTensor, exchange: ExchangeSetting, cluster: Cluster) -> _Carry:
-        parts, encode_s = carry_parts([tensor], exchange, cluster, is_encoded=False), 0.0
+        parts = carry_parts([tensor], exchange, cluster, is_encoded=False)
+        encode_s = 0.0
         if cluster.ranks_per_host == 1 and parts and not parts[0][0]:
             (_, encode_s), *rest = parts
             parts = tuple(rest)
@@ -171,7 +172,8 @@ class _Lanes:
         inline_s = [0.0] * len(self.backward_s)
         messages = []
         for place, option in enumerate(self.options):
-            layer, carry = self.layers[place], self.carries[option][place]
+            layer = self.layers[place]
+            carry = self.carries[option][place]
             works: tuple[tuple[int, float], ...] = ()
             if option != DENSE and self.offloaded[place]:
                 works = ((layer, carry.encode_s),)
@@ -218,7 +220,8 @@ class _Lanes:
         )
 
     def _message(self, place: int) -> PlannedMessage:
-        tensor, option = self.tensors[place], self.options[place]
+        tensor = self.tensors[place]
+        option = self.options[place]
         is_inline = self.has_inline and option != DENSE and not self.offloaded[place]
         return PlannedMessage(
             chunks=chunks_in([Arrival(tensor, 0.0)]),
@@ -238,13 +241,15 @@ def select(lanes: _Lanes) -> None:
     falling = sorted(
         range(len(lanes.tensors)), key=lambda place: (-lanes.tensors[place].size_bytes, place)
     )
-    best_s, dropped = lanes.seconds(), lanes.before_bubbles()
+    best_s = lanes.seconds()
+    dropped = lanes.before_bubbles()
     for place in falling:
         if place < dropped:
             continue
         lanes.options[place] = lanes.shortest(place)
         if (found_s := lanes.seconds()) < best_s:
-            best_s, dropped = found_s, lanes.before_bubbles()
+            best_s = found_s
+            dropped = lanes.before_bubbles()
         else:
             lanes.options[place] = DENSE
 
@@ -284,14 +289,16 @@ def _least_counts(
         every = product(*(range(size + 1) for size in sizes))
         return min(((counts, seconds_of(counts)) for counts in every), key=lambda one: one[1])
     best = [0] * len(sizes)
-    best_s, before_s = seconds_of(best), float("inf")
+    best_s = seconds_of(best)
+    before_s = float("inf")
     while best_s < before_s:
         before_s = best_s
         for group, size in enumerate(sizes):
             for count in range(size + 1):
                 tried = [*best[:group], count, *best[group + 1 :]]
                 if (found_s := seconds_of(tried)) < best_s:
-                    best, best_s = tried, found_s
+                    best = tried
+                    best_s = found_s
     return best, best_s
 
 

@@ -58,11 +58,16 @@ def _merged(every: list[Arrival], cost: SparseCost) -> list[list[Arrival]]:
     """One pass in backward order: a merge changes only what comes after it."""
     groups: list[list[Arrival]] = []
     merging: list[Arrival] = []
-    numel, backward_s = 0, 0.0  # of what is merged so far
-    lane, link = Lane(), Lane()  # as the groups before it leave them
+    # of what is merged so far
+    numel = 0
+    backward_s = 0.0
+    # as the groups before it leave them
+    lane = Lane()
+    link = Lane()
     for one, other in zip_longest(every, every[1:]):
         merging.append(one)
-        numel, backward_s = numel + one.tensor.numel, backward_s + one.backward_s
+        numel = numel + one.tensor.numel
+        backward_s = backward_s + one.backward_s
         sparsified_s = lane.free_s + (backward_s + cost.encode_s(numel))
         starts_s = link.start_s(sparsified_s)
         if other and other.tensor.dtype == one.tensor.dtype:
@@ -76,7 +81,9 @@ def _merged(every: list[Arrival], cost: SparseCost) -> list[list[Arrival]]:
         groups.append(merging)
         lane.take(0.0, backward_s + cost.encode_s(numel))
         link.take(sparsified_s, cost.gather_s(numel))
-        merging, numel, backward_s = [], 0, 0.0
+        merging = []
+        numel = 0
+        backward_s = 0.0
     return groups
 
 

@@ -56,7 +56,9 @@ from .cupcake import cupcake
 from .espresso import espresso
 from .omgs import omgs
 
-APART, AS_ONE, PUSHED_PULLED = "each by itself", "as one", "as one, pushed and pulled"
+APART = "each by itself"
+AS_ONE = "as one"
+PUSHED_PULLED = "as one, pushed and pulled"
 CREDITS = (2, 4)
 """Numbers of messages at once that are tried for the fastest plan; 1 unless another gains."""
 
@@ -93,7 +95,8 @@ def selective_fusion(
         several = best.model_copy(update={"credit": credit})
         several_s = iteration_s(several, profile, cluster)
         if several_s < best_s * (1 - TIE):
-            best_s, best = several_s, several
+            best_s = several_s
+            best = several
     settings: dict[str, Setting] = {"sparsifier": sparsifier, "density": density}
     settings |= {"every_tensor": every_tensor, "divisible": divisible}
     return best.model_copy(update={"planner": "selective_fusion", "settings": settings})

@@ -66,7 +66,8 @@ class Account:
 
     def waits(self) -> list[Wait]:
         """Every layer's forward that waits for a message, the longest wait first."""
-        timing, last = self.timing, dict[int, int]()
+        timing = self.timing
+        last = dict[int, int]()
         for number, layers in enumerate(timing.message_layers):
             for layer in layers if self.plan.overlap_forward else (0,):
                 before = last.setdefault(layer, number)
@@ -84,14 +85,16 @@ class Account:
 
     def hidden_behind(self, number: int) -> tuple[str, float]:
         """The layers that a message's time is hidden behind, in words, and for how many seconds."""
-        start_s, end_s = self.timing.message_start_s[number], self.timing.message_end_s[number]
+        start_s = self.timing.message_start_s[number]
+        end_s = self.timing.message_end_s[number]
         names = [layer.name for layer in self.profile.layers]
         timing = self.timing
         lanes = (
             ("backward", names[::-1], timing.backward_start_s[::-1], timing.backward_end_s[::-1]),
             ("forward", names, timing.forward_start_s, timing.forward_end_s),
         )
-        words, hidden_s = [], 0.0
+        words = []
+        hidden_s = 0.0
         for lane, layers, starts_s, ends_s in lanes:
             shared = [
                 (name, min(end_s, e) - max(start_s, s))
@@ -100,15 +103,19 @@ class Account:
             ]
             hidden_s += sum(seconds for _, seconds in shared)
             if shared:
-                first, until = shared[0][0], shared[-1][0]
+                first = shared[0][0]
+                until = shared[-1][0]
                 words.append(f"{lane} of {first}" + (f" to {until}" if until != first else ""))
         return " and ".join(words) or "nothing", hidden_s
 
     def idle_though_ready(self) -> tuple[float, int]:
         """Seconds in which nothing is on the wire though gradients are ready behind the head of the
         line, and the message that is longest such a head (-1 where there is none)."""
-        timing, ready_s = self.timing, self.timing.ready_s
-        found_s, longest_s, head = 0.0, 0.0, -1
+        timing = self.timing
+        ready_s = self.timing.ready_s
+        found_s = 0.0
+        longest_s = 0.0
+        head = -1
         earliest_s = [float("inf")] * (len(ready_s) + 1)
         for number in range(len(ready_s) - 1, -1, -1):
             earliest_s[number] = min(earliest_s[number + 1], ready_s[number])
@@ -118,7 +125,8 @@ class Account:
             if idle_s > 0:
                 found_s += idle_s
                 if idle_s > longest_s:
-                    longest_s, head = idle_s, number
+                    longest_s = idle_s
+                    head = number
             free_s = max(free_s, timing.message_end_s[number])
         return found_s, head
 

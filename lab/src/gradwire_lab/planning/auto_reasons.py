@@ -74,7 +74,8 @@ class Judgement:
         )
 
     def _compression(self) -> Iterator[str]:
-        best, dense_s = self.survey.compressed, self.survey.dense.seconds
+        best = self.survey.compressed
+        dense_s = self.survey.dense.seconds
         asked = f"{100 * MARGIN:.0f} % is asked for, as predictions may miss by that much"
         if best is None:
             yield (
@@ -117,7 +118,8 @@ class Judgement:
 
     def _rate(self) -> Iterator[str]:
         """The rate at which the answer would be another one."""
-        best, own = self.survey.compressed, self.cluster.rate_bytes_per_s
+        best = self.survey.compressed
+        own = self.cluster.rate_bytes_per_s
         if best is None or not self.cluster.tells_rate:
             return
         paying = pays(best.seconds, self.survey.dense.seconds)
@@ -171,11 +173,13 @@ def _turning_rate(
         return pays_at(cluster.scaled(rate_bytes_per_s=rate)) is is_paying
 
     step = 4.0 if is_paying else 0.25
-    near, far = 1.0, step
+    near = 1.0
+    far = step
     while same(far):
         if not 1 / _FARTHEST < far < _FARTHEST:
             return None
-        near, far = far, far * step
+        near = far
+        far = far * step
     while max(near, far) / min(near, far) > 1.1:
         middle = math.sqrt(near * far)
         near, far = (middle, far) if same(middle) else (near, middle)

@@ -27,7 +27,8 @@ from .account import Account
 WORTH = 0.02
 """A gain below this share is called none, as predictions are hardly more exact."""
 
-_SPREAD, _STEPS = 1000.0, 24
+_SPREAD = 1000.0
+_STEPS = 24
 """The rates looked at go from a thousandth of the cluster's to a thousand times it, in ``_STEPS``
 steps."""
 
@@ -108,7 +109,8 @@ def why(account: Account, best: Account) -> str:
     """The dearest cause that keeps a plan from the bound, or from a better plan if there is one."""
     if account.iteration_s <= account.bound_s * (1 + WORTH):
         return "nothing: within 2 % of the bound"
-    own, others = _costs(account), _costs(best)
+    own = _costs(account)
+    others = _costs(best)
     fastest = account.iteration_s <= best.iteration_s
     if not fastest:
         own = {cause: seconds - others[cause] for cause, seconds in own.items()}
@@ -122,7 +124,8 @@ def why(account: Account, best: Account) -> str:
 
 def _costs(account: Account) -> dict[str, float]:
     """Seconds of an iteration that each cause may cost; some of them may overlap."""
-    timing, profile = account.timing, account.profile
+    timing = account.timing
+    profile = account.profile
     after_s = max(timing.message_end_s, default=0.0) - timing.backward_end_s[0]
     waits_s = 0.0 if account.plan.overlap_forward else min(after_s, profile.forward_s)
     return {
@@ -136,7 +139,8 @@ def _costs(account: Account) -> dict[str, float]:
 
 
 def _bounds(account: Account, cluster: Cluster) -> Iterator[str]:
-    profile, total_bytes = account.profile, sum(account.timing.message_bytes)
+    profile = account.profile
+    total_bytes = sum(account.timing.message_bytes)
     others = [m.exchange != DENSE for m in account.plan.messages]
     dense_bytes = total_bytes - sum(compress(account.timing.message_bytes, others))
     yield (
@@ -174,10 +178,13 @@ def _bounds(account: Account, cluster: Cluster) -> Iterator[str]:
 
 
 def _waits(account: Account, most: int = 3) -> Iterator[str]:
-    waits, timing, plan = account.waits(), account.timing, account.plan
+    waits = account.waits()
+    timing = account.timing
+    plan = account.plan
     for wait in waits[:most]:
         layer = account.profile.layers[wait.layer].name
-        start_s, end_s = timing.message_start_s[wait.message], timing.message_end_s[wait.message]
+        start_s = timing.message_start_s[wait.message]
+        end_s = timing.message_end_s[wait.message]
         size = format_bytes(timing.message_bytes[wait.message])
         what = f"its message {wait.message}" if plan.overlap_forward else f"message {wait.message}"
         yield (
@@ -192,7 +199,8 @@ def _waits(account: Account, most: int = 3) -> Iterator[str]:
 
 def _faults(account: Account) -> Iterator[str]:
     """Orders that are sound and yet cannot overlap what they might."""
-    plan, timing = account.plan, account.timing
+    plan = account.plan
+    timing = account.timing
     idle_s, head = account.idle_though_ready()
     if idle_s > WORTH * account.iteration_s:
         yield (
@@ -273,13 +281,15 @@ def _gain(name: str, planned_s: Planned, wfbp_s: Planned, cluster: Cluster) -> I
 
 def _break_even(planned_s: Planned, profile: Profile, cluster: Cluster) -> Iterator[str]:
     """The rate at which all ranks together do the work of one, by bisection."""
-    ranks, alone_s = cluster.num_ranks, profile.forward_s + profile.backward_s
+    ranks = cluster.num_ranks
+    alone_s = profile.forward_s + profile.backward_s
 
     def pays(factor: float) -> bool:
         at = cluster.scaled(rate_bytes_per_s=cluster.rate_bytes_per_s * factor)
         return planned_s(at) <= ranks * alone_s
 
-    low, high = 1 / _SPREAD, _SPREAD
+    low = 1 / _SPREAD
+    high = _SPREAD
     if not pays(high):
         yield f"At no rate do {ranks} ranks do more than one: latency alone takes too long."
         return

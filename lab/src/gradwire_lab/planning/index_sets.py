@@ -107,7 +107,8 @@ def unit_sparsity(
     sets: Sequence[Indices], width: int, num_units: int, *, most_pairs: int = 120
 ) -> UnitSparsity:
     """All figures of gradients' index sets; the overlaps are of ``most_pairs`` pairs at most."""
-    num_sets, appearances = len(sets), _appearances(sets)
+    num_sets = len(sets)
+    appearances = _appearances(sets)
     own = float(np.mean([density(one, num_units) for one in sets]))
     measured = {
         ranks: _densification(appearances, num_sets, ranks)
@@ -166,7 +167,8 @@ def extrapolated(measured: dict[int, float], own_density: float) -> list[Densifi
     ratios = [1.0, *measured.values()]
     exponents = [log2(after / before) for before, after in pairwise(ratios)]
     fall = exponents[-2] - exponents[-1] if len(exponents) > 1 else 1 - exponents[-1]
-    exponent, ratio = exponents[-1], ratios[-1]
+    exponent = exponents[-1]
+    ratio = ratios[-1]
     most = 1 / own_density if own_density else 1.0
     for ranks in DOUBLINGS[len(found) :]:
         exponent = max(0.0, exponent - max(0.0, fall))

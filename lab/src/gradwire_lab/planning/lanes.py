@@ -47,7 +47,9 @@ def link_ends(ready_s: Sequence[float], messages: Iterable[TimedMessage]) -> Ite
     The lane takes encodes in the order of their messages. A computation behind a transfer comes
     before the encodes of later messages, and waits for one that is under way.
     """
-    every, lane, link = list(messages), Lane(), Lane()
+    every = list(messages)
+    lane = Lane()
+    link = Lane()
     encodes = deque(
         (place, ready_s[layer], seconds)
         for place, message in enumerate(every)
@@ -113,7 +115,8 @@ def carry_parts(
     timing = run_on_clock(plan, profile, cluster)
     sent = sorted((s.start_s, s.end_s) for s in timing.spans if s.lane == "communication")
     until_s, *later = timing.message_start_s[0], *sent, (timing.message_end_s[0],)
-    parts, wire_s = [], 0.0
+    parts = []
+    wire_s = 0.0
     for from_s, *ends_s in later:
         if from_s > until_s:
             parts.append((wire_s, from_s - until_s))

@@ -205,7 +205,8 @@ class MixedCost:
         own = slice(group.start, group.stop)
         for way, one, layer in zip(group.ways, self.costs[own], self.layers[own], strict=True):
             if way == Way.DENSE:
-                dense_bytes, dense_last = dense_bytes + one.size_bytes, layer
+                dense_bytes = dense_bytes + one.size_bytes
+                dense_last = layer
                 continue
             numels.append(one.numel)
             sparse_last = layer
@@ -232,7 +233,8 @@ def _behind(
     """The line, over elements, of what an exchange computes behind its all-gather."""
     if cluster.num_ranks == 1:
         return NOTHING
-    few, many = 10_000, 10_000_000
+    few = 10_000
+    many = 10_000_000
     low_s, high_s = (
         max(
             0.0,
@@ -271,8 +273,10 @@ def improved(
     Changes are of one tensor's way, of a whole group's, and of borders. It ends when none gains, or
     when ``most`` were tried. Without ``as_one`` no two tensors come to be sparsified as one.
     """
-    best, best_s = list(groups), cost.seconds(groups)
-    tried, gained = 0, True
+    best = list(groups)
+    best_s = cost.seconds(groups)
+    tried = 0
+    gained = True
     while gained and tried < most:
         gained = False
         place = 0
@@ -282,7 +286,9 @@ def improved(
                 other = [*best[:start], *instead, *best[stop:]]
                 other_s = cost.seconds(other)
                 if other_s < best_s * (1 - 1e-9):
-                    best, best_s, gained = other, other_s, True
+                    best = other
+                    best_s = other_s
+                    gained = True
                     break
                 if tried >= most:
                     break

@@ -31,9 +31,12 @@ def cells_of(cost: MixedCost) -> list[int]:
     """
     total_bytes = sum(one.size_bytes for one in cost.tensors)
     total_s = sum(cost.backward_s) or 1.0
-    forced, found, held = set(borders_of_dtypes(cost.tensors)), [0], 0.0
+    forced = set(borders_of_dtypes(cost.tensors))
+    found = [0]
+    held = 0.0
     for place in range(1, len(cost.tensors)):
-        before, layer = cost.layers[place - 1], cost.layers[place]
+        before = cost.layers[place - 1]
+        layer = cost.layers[place]
         held += cost.tensors[place - 1].size_bytes / total_bytes
         held += sum(cost.backward_s[before:layer]) / total_s
         if place in forced or (layer != before and held >= 2 / MOST_CELLS):
@@ -78,7 +81,8 @@ def first_groups(cost: MixedCost, *, as_one: bool, most: int = 2) -> Iterator[li
     kept: list[Floats] = [np.zeros((1, 3))]
     came: list[list[tuple[int, int, MixedGroup]]] = [[]]
     for border in range(1, len(cells)):
-        found_S3, origins = [], []
+        found_S3 = []
+        origins = []
         for start in range(border):
             groups, added = forms.between(start, border)
             if not groups:
@@ -99,7 +103,8 @@ def first_groups(cost: MixedCost, *, as_one: bool, most: int = 2) -> Iterator[li
 def _walk_back(
     came: Sequence[Sequence[tuple[int, int, MixedGroup]]], state: int
 ) -> list[MixedGroup]:
-    border, found = len(came) - 1, []
+    border = len(came) - 1
+    found = []
     while border:
         border, state, group = came[border][state]
         found.append(group)
@@ -121,7 +126,8 @@ def _undominated(states_S3: Floats) -> list[int]:
         upto = at
         while upto < len(links) and links[upto] >= link_s:
             upto += 1
-        lanes[at:upto], links[at:upto] = [lane_s], [link_s]
+        lanes[at:upto] = [lane_s]
+        links[at:upto] = [link_s]
     if len(kept) <= MOST_KEPT:
         return kept
     ends = states_S3[kept]
@@ -136,7 +142,9 @@ class _Forms:
     """The groups that are tried between two borders, with what they add."""
 
     def __init__(self, cost: MixedCost, cells: Sequence[int], as_one: bool) -> None:
-        self.cost, self.cells, self.as_one = cost, cells, as_one
+        self.cost = cost
+        self.cells = cells
+        self.as_one = as_one
         self.forced = set(borders_of_dtypes(cost.tensors))
         self.thresholds = _thresholds(cost)
         first = [cost.layers[place] for place in cells[:-1]]
@@ -144,7 +152,8 @@ class _Forms:
 
     def between(self, start: int, stop: int) -> tuple[list[MixedGroup], AddedCost]:
         """The groups of these cells, and their figures."""
-        begin, end = self.cells[start], self.cells[stop]
+        begin = self.cells[start]
+        end = self.cells[stop]
         if any(begin < place < end for place in self.forced):
             return [], AddedCost(*(np.empty(0),) * 6)
         groups = list(dict.fromkeys(self._groups(begin, end, stop - start)))

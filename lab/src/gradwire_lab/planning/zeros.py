@@ -116,7 +116,8 @@ def measure_sparsity(
     if not 2 <= wanted <= DOUBLINGS[-1]:
         accepted = f"2 to {DOUBLINGS[-1]}, each of which stands for a rank"
         raise invalid("num_gradients", num_gradients, accepted, f"{NUM_GRADIENTS} is the default")
-    model, alone = looked_into(model), getattr(model, "no_sync", nullcontext)
+    alone = getattr(model, "no_sync", nullcontext)
+    model = looked_into(model)
     codec = None if compressor is None else _sparsifier(compressor, settings or {})
     ranks = _Ranks(engine)
     params = {
@@ -335,7 +336,8 @@ def _figures(source: _Source, sets: Sequence[Indices]) -> TensorSparsity:
 
 def measure_handling() -> Handling:
     """Seconds of looking at an element, and of moving one to its partition, on this machine."""
-    spec, dense_N = TensorSpec("timed", _TIMED_NUMEL), torch.zeros(_TIMED_NUMEL)
+    spec = TensorSpec("timed", _TIMED_NUMEL)
+    dense_N = torch.zeros(_TIMED_NUMEL)
     dense_N[::100] = 1.0
     codec = nonzero()
     buffer = torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8)

@@ -78,10 +78,12 @@ def interfaces(
     """
     rows: list[Row] = []
     for name in names or sorted(name for _, name in socket.if_nameindex()):
-        path, addresses = folder / name, [*_ipv4(name), *_ipv6(name)]
+        path = folder / name
+        addresses = [*_ipv4(name), *_ipv6(name)]
         if not addresses and _read(path / "operstate") != "up":
             continue
-        mtu, speed_mbit = _read(path / "mtu"), int(_read(path / "speed") or -1)
+        mtu = _read(path / "mtu")
+        speed_mbit = int(_read(path / "speed") or -1)
         rows.append(
             {
                 "name": name,
@@ -184,7 +186,8 @@ def network_warnings(
         problem = f"the host's name {where}, so gloo ranks on other hosts cannot reach it"
         remedy = f"for more than one host set GLOO_SOCKET_IFNAME={outer[0]}"
         rows.append(_warning("host name", problem, remedy))
-    world, local = variables.get("WORLD_SIZE"), variables.get("LOCAL_WORLD_SIZE")
+    world = variables.get("WORLD_SIZE")
+    local = variables.get("LOCAL_WORLD_SIZE")
     master = variables.get("MASTER_ADDR", "")
     if world != local and (master == "localhost" or master.startswith("127.")):
         problem = f"{master} means another machine on every host, and ranks run on several"
@@ -295,8 +298,10 @@ def doctor(
 
 
 def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
-    joined, links = interfaces(), backends()
-    compiled, cards = kernels(), gpus()
+    joined = interfaces()
+    links = backends()
+    compiled = kernels()
+    cards = gpus()
     named = {one: naming_s(one) for one in outer_addresses(joined)}
     sections = {
         "Machine": versions(),

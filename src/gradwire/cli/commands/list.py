@@ -32,7 +32,8 @@ def show(
     chosen = [one for one in every if what in (None, *one)]
     if not chosen:
         raise UnknownName("kind or algorithm", what, {*KINDS, *(name for _, name in every)})
-    rows, notes = [_row(*one) for one in chosen], []
+    rows = [_row(*one) for one in chosen]
+    notes = []
     if what is not None and what not in KINDS:
         try:
             extension("pages").show(chosen, rows, as_json=json)
@@ -87,7 +88,8 @@ def settings(algorithm: Any) -> list[str]:
 
 def traits(algorithm: Any) -> list[str]:
     """A compressor's promises, or a collective's needs of one, as words."""
-    promised, needed = getattr(algorithm, "traits", None), getattr(algorithm, "needs", None)
+    promised = getattr(algorithm, "traits", None)
+    needed = getattr(algorithm, "needs", None)
     if promised is not None:
         return _words(promised)
     return [f"needs {word}" for word in _words(needed)] if needed is not None else []

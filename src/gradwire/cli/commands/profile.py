@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-HOSTS, RATE = 4, "500mbit"
+HOSTS = 4
+RATE = "500mbit"
 TIMEOUT_S = 900.0
 
 
@@ -176,7 +177,8 @@ def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> N
 
 def _layer_rows(measured: Profile) -> list[Row]:
     """A row for each layer, and one for all."""
-    forward_s, backward_s = measured.forward_s, measured.backward_s
+    forward_s = measured.forward_s
+    backward_s = measured.backward_s
     every = [(one.name, one.size_bytes, one.forward_s, one.backward_s) for one in measured.layers]
     every.append(("step", measured.size_bytes, forward_s, backward_s))
     step_s = forward_s + backward_s

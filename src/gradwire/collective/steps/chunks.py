@@ -79,7 +79,8 @@ def first_states(
     codec: Compressor, spec: TensorSpec, world: int, partitions: int | None = None
 ) -> tuple[State, ...]:
     """The codec's state for each chunk, in the order of their elements, before the first step."""
-    codec, bounds = codec.for_world(world), partition_bounds(spec.numel, world, partitions)
+    codec = codec.for_world(world)
+    bounds = partition_bounds(spec.numel, world, partitions)
     return tuple(codec.chunk(a, b).init(spec.chunk(a, b)) for a, b in bounds)
 
 

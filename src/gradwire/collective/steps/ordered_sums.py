@@ -52,7 +52,8 @@ def merged_entries(
     me: Member, ranks: Sequence[Entries], num_places: int, dtype: torch.dtype, scale: float = 1.0
 ) -> Entries:
     """``scale`` times the ranks' sums, in the member's buffers: the same ones at every call."""
-    most, like = sum(entries.num for entries in ranks), ranks[0].values
+    most = sum(entries.num for entries in ranks)
+    like = ranks[0].values
     places_K = me.scratch("merged places", most, like, torch.int32, varies=True)
     values = me.scratch("merged values", most * ranks[0].width, like, dtype, varies=True)
     return merge(ranks, num_places, scale=scale, dtype=dtype, room=(places_K, values))
@@ -125,7 +126,8 @@ def note_union(me: Member, codec: Compressor, payloads: Sequence[Payload], out_N
         me.selection = None
         return
     known = [indices_K for indices_K in lists if indices_K is not None]
-    numel, width = out_N.numel(), codec.width
+    numel = out_N.numel()
+    width = codec.width
     union = count_distinct(known, num_units(numel, width))
     # The last unit may be a part of one.
     taken, arrived = (min(count * width, numel) for count in (known[me.rank].numel(), union))

@@ -228,7 +228,8 @@ class PushPull(Collective):
     ) -> Steps[State]:
         codec = me.variant_of(codec)
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
-        cut, form = self.cut(codec, spec, me.world), codec.format(spec)
+        cut = self.cut(codec, spec, me.world)
+        form = codec.format(spec)
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
         payload, state = yield me.encoding(codec, state, grad_N, residual_N, own)
         usual = self.usual(cut, codec, spec)
@@ -244,7 +245,8 @@ class PushPull(Collective):
             lambda: cleared(me, codec, payload if is_all else None, grad_N, out_N),
             spec.numel,
         )
-        form_of, most = partial(self.pushed, cut, me.rank), cut.parts[me.rank].length
+        form_of = partial(self.pushed, cut, me.rank)
+        most = cut.parts[me.rank].length
         arrived = yield from push(me, sent, counts, form_of, most, beside=clear, like=out_N)
         sums, told = yield from self.merge(me, cut, arrived, counts, usual, out_N)
 
@@ -266,7 +268,8 @@ class PushPull(Collective):
     def spread(self, me: Member, cut: Cut, units: Entries) -> tuple[list[Tensor], list[int]]:
         """The slot for each server, and how many of the units each holds."""
         places_K = me.passing("places", units.num, units.values, torch.int32)
-        size, dtype = units.values.numel(), units.values.dtype
+        size = units.values.numel()
+        dtype = units.values.dtype
         values = me.passing("values", size, units.values, dtype)
         parts = partition(
             units, cut.num_units, me.world, cut.permutation, places_K=places_K, values=values
@@ -368,7 +371,8 @@ class PushPull(Collective):
         Those of a payload as ``codec.format`` has it, spread evenly; ranks take units independently
         of each other, so that W of them take N (1 - (1 - K / N)^W).
         """
-        world, total = len(cut.parts), cut.num_units
+        world = len(cut.parts)
+        total = cut.num_units
         entries: float = num_entries(codec.format(spec))
         # Larger units than the codec's are taken once, however many of their entries are.
         taken = entries if cut.width == codec.width else expected_union(1, total, int(entries))

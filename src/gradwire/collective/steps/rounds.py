@@ -58,7 +58,8 @@ def transfers(
     """
     verbs: list[Verb] = []
     for distance in away:
-        to, source = (me.rank + distance) % me.world, (me.rank - distance) % me.world
+        to = (me.rank + distance) % me.world
+        source = (me.rank - distance) % me.world
         if (takers is None or to in takers) and (givers is None or me.rank in givers):
             verbs.append(Send(to, sent[to]))
         if (takers is None or me.rank in takers) and (givers is None or source in givers):

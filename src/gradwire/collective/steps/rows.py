@@ -59,7 +59,8 @@ def average_rows(
 
 
 def _gathered(me: Member, counts: list[int], units: Entries, num_rows: int) -> Steps[Rows]:
-    width, dtype = units.width, units.values.dtype
+    width = units.width
+    dtype = units.values.dtype
     layouts = [coo().layout(count, num_rows, width, dtype) for count in counts]
     slots = [layout.slot_bytes for layout in layouts]
     own, received, (gather,) = gathered(me, slots, units.values)
@@ -84,13 +85,15 @@ def _gathered(me: Member, counts: list[int], units: Entries, num_rows: int) -> S
 
 def _served(me: Member, servers: PushPull, units: Entries, num_rows: int) -> Steps[Rows]:
     """The steps of ``PushPull.run`` with rows where that has payloads of a dense gradient."""
-    width, dtype = units.width, units.values.dtype
+    width = units.width
+    dtype = units.values.dtype
     parts = cached_parts(num_rows, me.world, servers.permutation(num_rows))
     cut = Cut(num_rows * width, width, parts, dtype, dtype, is_listed=True)
     like = units.values.new_empty(0)  # stands for a dense mean, of which there is none
     sent, counts = yield Compute("partition", lambda: servers.spread(me, cut, units), units.num)
     nothing = Compute("clear", lambda: None)
-    form_of, most = partial(servers.pushed, cut, me.rank), parts[me.rank].length
+    form_of = partial(servers.pushed, cut, me.rank)
+    most = parts[me.rank].length
     arrived = yield from push(me, sent, counts, form_of, most, beside=nothing, like=like)
     usual = [0] * me.world, [0] * me.world  # for simulations, which have no rows
     total, told = yield from servers.merge(me, cut, arrived, counts, usual, like)

@@ -59,12 +59,16 @@ class Shares:
             holds = [not whole or owners[t] == share for t in tensors]
             held = tuple(t for t in tensors if holds[t])
             rooms = [parts[t] if holds[t] else 0 for t in tensors]
-            ranges, start, place = [], 0, 0
+            ranges = []
+            start = 0
+            place = 0
             for size, room in zip(sizes, rooms, strict=True):
                 before = 0 if whole else share * room
-                first, last = min(before, size), min(before + room, size)
+                first = min(before, size)
+                last = min(before + room, size)
                 ranges.append(Range(start + first, start + last, place))
-                start, place = start + size, place + room
+                start = start + size
+                place = place + room
             self.tensors.append(held)
             self.shapes.append(tuple(shapes[t] if whole else (parts[t],) for t in held))
             self._rooms.append(rooms)
@@ -95,7 +99,8 @@ class Shares:
 
     def cut(self, grad_N: Tensor, into_M: Tensor, *, but: int | None = None) -> None:
         """Writes all shares of a message, ``but`` one, into ``into_M``, one behind the other."""
-        slots, pieces = torch.split(into_M, self._of_shares), torch.split(grad_N, self._of_message)
+        slots = torch.split(into_M, self._of_shares)
+        pieces = torch.split(grad_N, self._of_message)
         kept = [at for at in range(len(self._order)) if at % self.count != but]
         torch._foreach_copy_([slots[self._order[at]] for at in kept], [pieces[at] for at in kept])
         for i in self._filled:

@@ -59,8 +59,10 @@ def averaged(
     Operands and result are those of ``Collective.run``. A rank's residual takes what rounding the
     mean of its own chunk loses.
     """
-    numel, world = grad_N.numel(), me.world
-    spec, chunk = TensorSpec("", numel, grad_N.dtype), -(-numel // world)
+    numel = grad_N.numel()
+    world = me.world
+    spec = TensorSpec("", numel, grad_N.dtype)
+    chunk = -(-numel // world)
     codec = unscaled_if_narrow(codec, me, spec)
     (values,) = codec.format(spec).fields
     is_in_place = values.dtype == out_N.dtype and numel == chunk * world
@@ -73,7 +75,8 @@ def averaged(
     arrived_M = me.scratch("arrived", chunk * world, out_N, values.dtype)
     parts = [*torch.split(arrived_M, chunk)]
     if chunk * values.dtype.itemsize <= _SMALL_BYTES:
-        sizes, mean_C = (chunk,) * world, me.scratch("mean", chunk, out_N, values.dtype)
+        sizes = (chunk,) * world
+        mean_C = me.scratch("mean", chunk, out_N, values.dtype)
         yield AllToAll(arrived_M, whole_M, sizes, sizes)
         merge = partial(_merge, me, parts, mean_C, residual_N)
         yield me.sized("merge", merge, chunk * world)

@@ -171,7 +171,8 @@ class Trace:
         Returns:
             The seconds.
         """
-        total, reached = 0.0, float("-inf")
+        total = 0.0
+        reached = float("-inf")
         for span in self.spans:
             if span.lane != lane or (rank is not None and span.rank != rank):
                 continue
@@ -242,7 +243,8 @@ _REMEDY = "save the trace again"
 def _checked(row: _Row) -> _Row:
     """The row itself; raises ``InvalidSetting`` unless each entry is of the type it is declared."""
     for entry in fields(row):
-        value, what = getattr(row, entry.name), f"{entry.name} of a trace"
+        value = getattr(row, entry.name)
+        what = f"{entry.name} of a trace"
         if entry.type == "str" and not isinstance(value, str):
             raise invalid(what, value, "a text", _REMEDY)
         if entry.type == "int":

@@ -35,7 +35,9 @@ class _Plan:
     """The part of a kernel's launch that is the same each time."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.name, self.draws, self.length = kernel.name, kernel.draws, row(kernel)
+        self.name = kernel.name
+        self.draws = kernel.draws
+        self.length = row(kernel)
         self.operands = tuple(buffer.name for buffer in kernel.buffers)
         self.wide = [b.name for b in kernel.buffers if is_wide(b)]
         self.shape = launch_shape(self.length)
@@ -44,7 +46,8 @@ class _Plan:
 
     def given(self, part: Call) -> list[Tensor | int]:
         """The arguments of the kernel, in the order of ``render.parameters``."""
-        key, step = part.draws.key, part.draws.step
+        key = part.draws.key
+        step = part.draws.step
         drawn = (_signed(key), _signed(key >> 32), _signed(step)) if self.draws else ()
         first = (part.operands[FIRST],) if self.counting is not None else ()
         return [*(part.operands[name] for name in self.operands), part.numel, *drawn, *first]
@@ -109,9 +112,11 @@ class Launcher:
         size = plan.length * plan.shape["ROWS"]
         programs_T = [-(-part.numel // size) for part in live]
         with _on(live[0].device):
-            name, given = plan.name, plan.given(live[0])
+            name = plan.name
+            given = plan.given(live[0])
             if len(live) > 1:
-                name, given = f"{plan.name}_many", _table(plan, live, programs_T)
+                name = f"{plan.name}_many"
+                given = _table(plan, live, programs_T)
             # A product and a sum rounded as one would be other bits than everywhere else.
             getattr(self.module, name)[(sum(programs_T),)](
                 *given, **plan.shape, enable_fp_fusion=False

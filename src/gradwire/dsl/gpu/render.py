@@ -353,7 +353,8 @@ class _Body(Text):
     def _taken(self, found: Node) -> str:
         """The term that a reduction takes of each element: neutral where that does not count."""
         fold: Fold = found.arg
-        text, start = self.names[found.sources[0]], self.literal(fold.start, found.dtype)
+        text = self.names[found.sources[0]]
+        start = self.literal(fold.start, found.dtype)
         wide = ".to(tl.float64)" if sums_floats(fold) else ""
         return f"tl.where({self._counted(found)}, {text}, {start}){wide}"
 
@@ -371,7 +372,8 @@ class _Body(Text):
 
     def _folded(self, found: Node) -> list[str]:
         fold: Fold = found.arg
-        name, lane = self.names[found], self.lane(found)
+        name = self.names[found]
+        lane = self.lane(found)
         if any_order(fold):
             return [f"{name} = {combined(fold, lane)}"]
         result = f"gw.canonical({lane})" if found.dtype is FLOAT32 else lane
@@ -393,7 +395,8 @@ class _Body(Text):
         ]
 
     def stored(self, target: Node) -> str:
-        buffer, value = target.arg, self.names[target.sources[0]]
+        buffer = target.arg
+        value = self.names[target.sources[0]]
         memory = pointer(buffer)
         packed = buffer.dtype in UNSIGNED
         match buffer.extent:

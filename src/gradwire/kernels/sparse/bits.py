@@ -65,7 +65,8 @@ def flags(bits_B: Tensor) -> Tensor:
     return unpacked_codes(bits_B, 1, 8 * bits_B.numel()).bool()
 
 
-STRAY, NO_MEMORY = -3, -2
+STRAY = -3
+NO_MEMORY = -2
 """The C++'s answers where a bit behind the last unit is set, and where it got no memory."""
 
 

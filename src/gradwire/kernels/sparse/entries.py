@@ -184,7 +184,8 @@ class Parts(NamedTuple):
     def of(self, rank: int) -> Entries:
         """Views of one part's entries."""
         start = sum(self.counts_W[:rank])
-        stop, (places_K, values, width) = start + self.counts_W[rank], self.entries
+        stop = start + self.counts_W[rank]
+        (places_K, values, width) = self.entries
         return Entries(places_K[start:stop], values[start * width : stop * width], width)
 
 

@@ -21,7 +21,8 @@ from .entries import Entries, check_entries, first_wrong
 
 _load_merge = loader("merge")
 
-_NO_MEMORY, _FIRST_WRONG = -2, -3
+_NO_MEMORY = -2
+_FIRST_WRONG = -3
 
 
 def merge(

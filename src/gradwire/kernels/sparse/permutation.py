@@ -78,7 +78,8 @@ class Permutation:
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
         """The constants of each round."""
-        size, found = 1 << self.bits, []
+        size = 1 << self.bits
+        found = []
         for number in range(ROUNDS):
             drawn = _mixed(2 * number + 1, self.seed), _mixed(2 * number + 2, self.seed)
             multiplier = drawn[0] >> (64 - self.bits) | 1

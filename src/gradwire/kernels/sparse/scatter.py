@@ -59,7 +59,8 @@ def _reference(entries: Entries, part: Part, out_N: Tensor, scale: float) -> int
 
 def put_units(out_N: Tensor, indices_K: Tensor, units_Kw: Tensor) -> None:
     """Writes units; elements of the last unit that lie beyond ``out_N`` are dropped."""
-    width, whole = units_Kw.shape[1], out_N.numel() // units_Kw.shape[1]
+    width = units_Kw.shape[1]
+    whole = out_N.numel() // units_Kw.shape[1]
     inside = indices_K < whole
     out_N[: whole * width].view(-1, width)[indices_K[inside].long()] = units_Kw[inside]
     if whole * width < out_N.numel():

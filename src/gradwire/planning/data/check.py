@@ -137,11 +137,13 @@ def _of_order(plan: Plan) -> Iterator[str]:
 
 def _of_cover(tensor: ProfiledTensor, ranges: list[tuple[int, int, int]]) -> Iterator[str]:
     """Elements of a tensor that are doubled or lost, by the ascending ranges of messages."""
-    reached, last = 0, -1
+    reached = 0
+    last = -1
     for start, stop, number in (*ranges, (tensor.numel, tensor.numel, -1)):
         if start < reached:
             both = f"{tensor.name!r} elements {start}:{min(stop, reached)} are in"
             yield f"doubled range: {both} message {last} and in message {number}"
         if start > reached:
             yield f"lost elements: {tensor.name!r} elements {reached}:{start} are in no message"
-        reached, last = stop, number
+        reached = stop
+        last = number

@@ -25,7 +25,8 @@ from .stored import MOST_RANKS, Frozen, NonNegative, Stored
 HOP_S = 65e-6
 """Seconds a hop of the ring costs however little it carries: US-Byte's 910 us at 8 nodes."""
 
-LEAST_RATE, MOST_RATE = 1e-3, 1e18
+LEAST_RATE = 1e-3
+MOST_RATE = 1e18
 """Bytes a second of a link: what lies beyond makes seconds that are none."""
 
 
@@ -201,7 +202,8 @@ class Cluster(Stored):
         Each rank gets the sum of one share, and gives the share's mean to all others of its host.
         Nothing where each rank is a host of its own.
         """
-        count, within = self.ranks_per_host, self.within
+        count = self.ranks_per_host
+        within = self.within
         if count > 1 and self.host is not None and self.host.line is not None:
             return self.host.line
         rounds, copies = travel("all_to_all", count)
@@ -224,7 +226,8 @@ class Cluster(Stored):
         >>> flat.rate_bytes_per_s, flat.collective_s("all_gather", 6e6)
         (4500000.0, 3.0)
         """
-        count, others = self.ranks_per_host, self.num_ranks - 1
+        count = self.ranks_per_host
+        others = self.num_ranks - 1
         if count in (1, self.num_ranks):
             return self if count == 1 else self.within
         rate = self.rate_bytes_per_s * others / (count * (self.num_ranks - count))
@@ -425,7 +428,8 @@ class Cluster(Stored):
 
     def _hop_and_rate(self) -> tuple[float, float]:
         """Seconds a hop and bytes a second a link, from the measured all-reduce if there is one."""
-        fit, ranks = self.collectives.get("all_reduce"), self.num_ranks
+        fit = self.collectives.get("all_reduce")
+        ranks = self.num_ranks
         if fit is None or ranks == 1:
             return self.hop_s, self.rate_bytes_per_s
         if not self.tells_rate:
@@ -489,7 +493,9 @@ class Cluster(Stored):
             return LineFit(alpha_s=0.0, per_unit_s=0.0)
         if self.ranks_per_host > 1:
             self._check_of_messages(verb)
-            within, among, count = self.within_line, self.shares.line(verb), self.ranks_per_host
+            within = self.within_line
+            among = self.shares.line(verb)
+            count = self.ranks_per_host
             sizes = [(count * size, seconds) for size, seconds in among.samples]
             return LineFit.model_construct(
                 alpha_s=within.alpha_s + among.alpha_s,

@@ -127,7 +127,9 @@ class UnitSparsity(Frozen):
                     "is possible"
                 )
         for at in self.imbalances:
-            ranks, push, pull = at.ranks, at.push, at.pull
+            ranks = at.ranks
+            push = at.push
+            pull = at.pull
             if not all(1 - _SLACK <= one <= ranks * (1 + _SLACK) for one in (push, pull)):
                 raise ValueError(
                     f"imbalances among {ranks} ranks are {push:g} and {pull:g}, and 1 to {ranks} "
@@ -185,7 +187,8 @@ class UnitSparsity(Frozen):
         that sends most has a unit at least.
         """
         count = 1 if is_selected else num_ranks
-        own, num_units = self.gamma(count), -(-self.num_units // num_ranks)
+        own = self.gamma(count)
+        num_units = -(-self.num_units // num_ranks)
         grown = [
             Densification.model_construct(
                 ranks=hosts,
@@ -215,7 +218,8 @@ class UnitSparsity(Frozen):
 def _between(known: Sequence[tuple[int, float]], at: int) -> float:
     """The value on the straight line between two neighbours, both axes logarithmic."""
     after = next((i for i, (x, _) in enumerate(known) if x >= at), len(known) - 1)
-    (low, low_y), (high, high_y) = known[max(after, 1) - 1], known[max(after, 1)]
+    (low, low_y) = known[max(after, 1) - 1]
+    (high, high_y) = known[max(after, 1)]
     return float(low_y * (high_y / low_y) ** (log2(at / low) / log2(high / low)))
 
 

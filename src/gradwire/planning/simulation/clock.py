@@ -105,11 +105,13 @@ class Iteration:
 
     def timings(self, supersteps: list[list[tuple[Superstep, ...]]]) -> list[Timing]:
         """The times on each rank: of ``supersteps[rank][message]``."""
-        inline, early = [self.inline] * len(supersteps), self.early
+        inline = [self.inline] * len(supersteps)
+        early = self.early
         if self.cluster.cores is not None:
             held_up = [[*self.inline, *early, *self._held_up(own)] for own in supersteps]
             inline = [sorted(own, key=lambda one: -one.layer) for own in held_up]
-            early, supersteps = (), [[split_encode(one)[1] for one in own] for own in supersteps]
+            early = ()
+            supersteps = [[split_encode(one)[1] for one in own] for own in supersteps]
         ends_s = [self._backward_ends(own) for own in inline]
         played = play(
             Traffic(
@@ -289,12 +291,14 @@ class Demand:
 
     def all_ranks(self) -> list[Timing]:
         """The times on every rank."""
-        cluster, known = self.iteration.cluster, dict[object, list[tuple[Superstep, ...]]]()
+        cluster = self.iteration.cluster
+        known = dict[object, list[tuple[Superstep, ...]]]()
         tariffs = {name: self._tariff(name) for name in self.exchanges}
         every: list[list[tuple[Superstep, ...]]] = [[] for _ in range(cluster.num_ranks)]
         turns = turns_of(message.exchange for message in self.plan.messages)
         for message, spec, turn in zip(self.plan.messages, self.specs, turns, strict=True):
-            exchange, tariff = self.exchanges[message.exchange], tariffs[message.exchange]
+            exchange = self.exchanges[message.exchange]
+            tariff = tariffs[message.exchange]
             own_turn = turn if takes_turns(exchange, spec, tariff) else 0
             key = message.exchange, spec, own_turn
             if message.exchange in self.of_rows and cluster.ranks_per_host > 1:
@@ -360,7 +364,8 @@ def encodes_of(
 def split_encode(supersteps: tuple[Superstep, ...]) -> tuple[float, tuple[Superstep, ...]]:
     """The seconds of a message's encodes before its first transfer, and the rest of it."""
     first = next((at for at, one in enumerate(supersteps) if one.wire), len(supersteps))
-    seconds, found = 0.0, list[Superstep]()
+    seconds = 0.0
+    found = list[Superstep]()
     for one in supersteps[:first]:
         works = tuple(work for work in one.works if not work.name.startswith("encode"))
         seconds += sum(work.seconds for work in one.works if work not in works)

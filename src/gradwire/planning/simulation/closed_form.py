@@ -178,7 +178,9 @@ def forward_times(
     forward_s: Sequence[float], may_start_s: Sequence[float]
 ) -> tuple[list[float], list[float]]:
     """Starts and ends, in seconds, of forward computations one after the other (equation 11)."""
-    starts_s, ends_s, now_s = [], [], 0.0
+    starts_s = []
+    ends_s = []
+    now_s = 0.0
     for duration_s, earliest_s in zip(forward_s, may_start_s, strict=True):
         starts_s.append(max(now_s, earliest_s))
         now_s = starts_s[-1] + duration_s

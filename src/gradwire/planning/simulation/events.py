@@ -70,7 +70,8 @@ def play(traffic: Traffic) -> Timetable:
 
 def _closed(traffic: Traffic) -> Timetable | None:
     """The closed form, for one rank's messages that are one collective each; None for others."""
-    every, ready_s = traffic.supersteps[0], traffic.ready_s[0]
+    every = traffic.supersteps[0]
+    ready_s = traffic.ready_s[0]
     alone = [own[0] for own in every if len(own) == 1 == len(own[0].wire) and not own[0].works]
     is_joint = all(isinstance(one.wire[0], Joint) for one in alone)
     if len(traffic.supersteps) > 1 or len(alone) < len(every) or not is_joint:
@@ -199,7 +200,8 @@ class _Engine:
                     self._begin_early(course, ready_s, work)
         for rank in self.ranks:
             self._launch_at(rank, 0, 0.0)
-        events, networks = self.events, (self.links, *self.within)
+        events = self.events
+        networks = (self.links, *self.within)
         while True:
             network_s = min(network.next_end_s() for network in networks)
             self.now_s = min(network_s, events[0][0] if events else NEVER)
@@ -232,7 +234,8 @@ class _Engine:
             self._at(ready_s, partial(self._note, course, "compute", work.name, ready_s))
 
     def _launch(self, course: _Course) -> None:
-        course.rank.start_s[course.message], course.is_launched = self.now_s, True
+        course.rank.start_s[course.message] = self.now_s
+        course.is_launched = True
         self._done(course)
         self._open_gate(course.rank)
         self._launch_at(course.rank, course.message + 1, self.now_s)
@@ -286,19 +289,24 @@ class _Engine:
             course.rank.end_s[course.message] = self.now_s
             return
         wire = course.supersteps[course.at].wire
-        course.posted_s, course.num_wire = self.now_s, len(wire)
+        course.posted_s = self.now_s
+        course.num_wire = len(wire)
         for verb in wire:
             self._come(Post(course.rank.number, course.message, verb, partial(self._sent, course)))
 
     def _come(self, post: Post) -> None:
         """Begins a verb if its rank is the last one to come to it."""
-        verb, parties, key = post.verb, range(2), tuple[Any, ...]()
+        verb = post.verb
+        parties = range(2)
+        key = tuple[Any, ...]()
         if isinstance(verb, Joint):
             parties = members(post.rank, len(self.ranks), self.per_host, verb.among)
-            key, party = (post.message, parties, verb.among), post.rank
+            key = (post.message, parties, verb.among)
+            party = post.rank
         else:  # the sender, then the receiver
             ends = (post.rank, verb.peer) if verb.sends else (verb.peer, post.rank)
-            key, party = (post.message, *ends, verb.among), int(not verb.sends)
+            key = (post.message, *ends, verb.among)
+            party = int(not verb.sends)
         posts = self.waiting.setdefault(key, {})
         posts.setdefault(party, deque()).append(post)
         if len(posts) == len(parties):
@@ -310,9 +318,11 @@ class _Engine:
             self._at(self.now_s + latency_s, partial(self._travel, met, work_s))
 
     def _travel(self, met: tuple[Post, ...], work_s: float) -> None:
-        verb, (host, place) = met[0].verb, divmod(met[0].rank, self.per_host)
+        verb = met[0].verb
+        (host, place) = divmod(met[0].rank, self.per_host)
         is_within = verb.among is Among.HOST and bool(self.within)
-        network, done = self.within[host] if is_within else self.links, partial(_tell, met)
+        network = self.within[host] if is_within else self.links
+        done = partial(_tell, met)
         if isinstance(verb, Joint):
             network.collective(work_s, done)
             return

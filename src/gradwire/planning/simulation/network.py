@@ -33,8 +33,12 @@ class Flow:
     def __init__(
         self, work_s: float, done: Callable[[], None], sides: tuple[Side, ...], now_s: float
     ) -> None:
-        self.left_s, self.done, self.sides, self.since_s = work_s, done, sides, now_s
-        self.share, self.end_s = 0.0, NEVER
+        self.left_s = work_s
+        self.done = done
+        self.sides = sides
+        self.since_s = now_s
+        self.share = 0.0
+        self.end_s = NEVER
 
 
 class Network:
@@ -85,7 +89,8 @@ class Network:
         for flow, share in self._shares().items():
             if share != flow.share:
                 flow.left_s = max(0.0, flow.left_s - flow.share * (now_s - flow.since_s))
-                flow.since_s, flow.share = now_s, share
+                flow.since_s = now_s
+                flow.share = share
                 flow.end_s = now_s + flow.left_s / share
 
     def _shares(self) -> dict[Flow, float]:
@@ -99,7 +104,8 @@ class Network:
             return dict.fromkeys(self._flows, 1.0)
         for own in users.values():
             own.extend(joint)
-        left, waiting = dict.fromkeys(users, 1.0), {side: len(own) for side, own in users.items()}
+        left = dict.fromkeys(users, 1.0)
+        waiting = {side: len(own) for side, own in users.items()}
         shares: dict[Flow, float] = {}
         while len(shares) < len(self._flows):
             full = min(waiting, key=lambda side: left[side] / waiting[side])

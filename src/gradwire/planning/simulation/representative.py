@@ -105,8 +105,10 @@ def _figures_at(exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tari
         seconds = sum(work.seconds for work in one.works)
         if one.wire:
             latency, work = alone_on(one.wire, tariff.ranks_per_host)
-            latency_s, work_s = latency_s + latency, work_s + work
-            sent_bytes, num_verbs = sent_bytes + one.sent_bytes, num_verbs + 1
+            latency_s = latency_s + latency
+            work_s = work_s + work
+            sent_bytes = sent_bytes + one.sent_bytes
+            num_verbs = num_verbs + 1
             beside_s += seconds
         elif num_verbs:
             after_s += seconds
@@ -128,7 +130,8 @@ ALIKE = 1.01
 @lru_cache(maxsize=4096)
 def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superstep, ...]:
     """The slowest rank's supersteps in the exchange of one gradient on an idle network."""
-    world, per_host = tariff.num_ranks, tariff.ranks_per_host
+    world = tariff.num_ranks
+    per_host = tariff.ranks_per_host
     if world == 1:
         return ()
     asked = {0}
@@ -197,7 +200,8 @@ def _joint(superstep: Superstep, took_s: float, ranks_per_host: int) -> Joint:
 
 
 def _merged(before: Superstep, after: Superstep) -> Superstep:
-    (one,), (other,) = before.wire, after.wire
+    (one,) = before.wire
+    (other,) = after.wire
     names = dict.fromkeys(f"{before.name}+{after.name}".split("+"))
     price = Price(*map(sum, zip(one.price, other.price, strict=True)))
     size_bytes = one.size_bytes + other.size_bytes

@@ -227,7 +227,8 @@ def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
     priced_bytes: float = size_bytes
     if isinstance(verb, AllToAll):
         # Bytes of one of equal parts that keeps the link's busier direction as busy.
-        own, copies = among.index(rank), travel("all_to_all", len(verb.in_sizes)).copies
+        own = among.index(rank)
+        copies = travel("all_to_all", len(verb.in_sizes)).copies
         busier = max(sum(sizes) - sizes[own] for sizes in (verb.in_sizes, verb.out_sizes))
         priced_bytes = busier * verb.buf.element_size() / copies if copies else 0.0
         like = like[:1]

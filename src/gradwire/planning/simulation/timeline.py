@@ -95,12 +95,15 @@ def _spans(timing: Timing, layers: tuple[Layer, ...], rank: int) -> Iterator[Spa
     for one in timing.inline:
         encoded.setdefault(one.layer, []).append(one)
     for number, layer in enumerate(layers):
-        start_s, end_s = timing.backward_start_s[number], timing.backward_end_s[number]
+        start_s = timing.backward_start_s[number]
+        end_s = timing.backward_end_s[number]
         own = encoded.get(number, [])
         end_s = start_s + layer.backward_s if own else end_s
         yield Span(rank, "backward", layer.name, start_s, end_s, step=0)
         for one in own:
-            start_s, end_s = end_s, end_s + one.seconds
+            start_s = end_s
+            end_s = end_s + one.seconds
             yield Span(rank, "backward", one.name, start_s, end_s, step=0, message=one.message)
-        start_s, end_s = timing.forward_start_s[number], timing.forward_end_s[number]
+        start_s = timing.forward_start_s[number]
+        end_s = timing.forward_end_s[number]
         yield Span(rank, "forward", layer.name, start_s, end_s, step=0)

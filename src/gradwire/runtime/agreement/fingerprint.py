@@ -21,7 +21,9 @@ Described = tuple[str, tuple[int, ...], str, str]
 """One tensor of the model: its name, shape, dtype and treatment."""
 
 NETWORK = "network"
-SETTINGS, _TENSORS, REFUSAL = "settings", "tensors", "refusal"
+SETTINGS = "settings"
+_TENSORS = "tensors"
+REFUSAL = "refusal"
 
 
 def fingerprint(
@@ -131,14 +133,16 @@ def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> 
 
 def difference(one: Fingerprint, other: Fingerprint) -> str | None:
     """The first thing in which two ranks' fingerprints differ; None if they are the same."""
-    settings, others = one[SETTINGS], other[SETTINGS]
+    settings = one[SETTINGS]
+    others = other[SETTINGS]
     both = [key for key in settings if key in others]
     if text := first_difference(*({key: part[key] for key in both} for part in (settings, others))):
         return text
     for a, b in zip(one[_TENSORS], other[_TENSORS], strict=False):
         if a != b:
             return f"{_shown(a)} against {_shown(b)}"
-    a, b = len(one[_TENSORS]), len(other[_TENSORS])
+    a = len(one[_TENSORS])
+    b = len(other[_TENSORS])
     if a != b:
         return f"{a} parameters and buffers against {b}"
     return first_difference(settings, others)  # last, as most of these follow from the tensors

@@ -51,7 +51,9 @@ class BypassWatch:
         params: Sequence[NamedParam],
         local: LocalGradients,
     ) -> None:
-        self._progress, self._ddp, self._local = progress, ddp, local
+        self._progress = progress
+        self._ddp = ddp
+        self._local = local
         self._ends = [params[0], params[-1]]
         self._nodes = [get_gradient_edge(param).node for _, param in self._ends]
         self._places = self._looked_at()

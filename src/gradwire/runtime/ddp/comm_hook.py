@@ -132,7 +132,8 @@ def _make_hook(ddp: Callable[[], DistributedDataParallel | None], group: Any) ->
 
 def _as_without_hook(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
     """The mean with the bits that DDP gives without a hook, by which it can then not be told."""
-    buffer, world = bucket.buffer(), group.size()
+    buffer = bucket.buffer()
+    world = group.size()
     buffer.div_(world) if buffer.is_sparse else buffer.mul_(1 / world)
     work: Any = dist.all_reduce(buffer, group=group, async_op=True)
     mean: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
@@ -156,7 +157,8 @@ class DDPHooks:
     def __init__(
         self, progress: Progress, params: list[tuple[str, Tensor]], ddp: DistributedDataParallel
     ) -> None:
-        self._progress, self._synchroniser = progress, progress.synchroniser
+        self._progress = progress
+        self._synchroniser = progress.synchroniser
         self._finds_unused = ddp.find_unused_parameters and not ddp.static_graph
         self._shows_buckets = ddp.gradient_as_bucket_view
         self._used: set[str] = set()
@@ -236,7 +238,8 @@ class DDPHooks:
         self._progress.begin_step()
         self._over = threading.Event()
         self._has_ended = False
-        self._waiting, self._completions = [], []
+        self._waiting = []
+        self._completions = []
         if _is_in_backward():
             # Runs before DDP's own end of backward, which can say of a failed future only that it
             # holds no tensor.
@@ -258,7 +261,9 @@ class DDPHooks:
         once the step has ended. The last bucket's future completes only then, because DDP returns,
         and may open the next step, as soon as all futures are complete.
         """
-        synchroniser, progress, over = self._synchroniser, self._progress, self._over
+        synchroniser = self._synchroniser
+        progress = self._progress
+        over = self._over
         backward_end_s = wall_clock()
         progress.mark_backward(backward_end_s)
         complete = last.completion()
@@ -295,7 +300,8 @@ class DDPInTurn:
         ddp: DistributedDataParallel,
         params: list[tuple[str, Tensor]],
     ) -> None:
-        self._ddp, self._given = ddp, (progress, ddp, params)
+        self._ddp = ddp
+        self._given = (progress, ddp, params)
         self.on_end: Callable[[], None] | None = None
         self._hooks: DDPHooks | None = None
         self._stop_counting: Callable[[], None] | None = count_steps(*self._given, self._ended)
@@ -381,8 +387,11 @@ class _Bucket:
     def __init__(
         self, names: list[str], buffer: Tensor, synchroniser: Synchroniser, side: SideStream | None
     ) -> None:
-        self.names, self.buffer, self._side = names, buffer, side
-        self.messages, self._synchroniser = synchroniser.ends_of(names), synchroniser
+        self.names = names
+        self.buffer = buffer
+        self._side = side
+        self.messages = synchroniser.ends_of(names)
+        self._synchroniser = synchroniser
         devices: Any = [] if side is None else [side.device]
         self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         self.absent: dict[str, Tensor] = {}
@@ -447,9 +456,11 @@ class _Counter:
         params: Sequence[NamedParam],
         on_end: Callable[[], None] | None,
     ) -> None:
-        self._progress, self._engine = progress, progress.synchroniser.engine
+        self._progress = progress
+        self._engine = progress.synchroniser.engine
         self._on_end = on_end
-        self._lock, self._is_armed = threading.Lock(), False
+        self._lock = threading.Lock()
+        self._is_armed = False
         tensors: list[Any] = [param for _, param in params]
         counted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if ddp.find_unused_parameters:
@@ -482,7 +493,8 @@ class _Counter:
 
     def _began(self, param: Tensor | None = None) -> None:
         with self._lock:  # autograd has one thread a device
-            was_armed, self._is_armed = self._is_armed, False
+            was_armed = self._is_armed
+            self._is_armed = False
         if was_armed:
             if param is not None and self._on_end is not None and is_inside_a_segment():
                 raise self._progress.give_up(

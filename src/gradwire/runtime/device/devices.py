@@ -68,7 +68,8 @@ class Accelerator:
     ) -> Any:
         """A process group that sends from the device's own memory; its works wait on streams."""
         # A group and not its back end alone: that has no way to launch sends and receives together.
-        group, kind = dist.ProcessGroup(store, rank, world), dist.ProcessGroup.BackendType.NCCL
+        group = dist.ProcessGroup(store, rank, world)
+        kind = dist.ProcessGroup.BackendType.NCCL
         group._register_backend(device, kind, self.backend(store, rank, world, timeout))
         group._set_default_backend(kind)
         return group
@@ -101,7 +102,8 @@ def kept_on(device: torch.device) -> Iterator[None]:
     kind = kind_of(device)
     with device, ExitStack() as undo:
         if kind is not None:
-            side, current = side_stream(device), kind.current_stream(device)
+            side = side_stream(device)
+            current = kind.current_stream(device)
             undo.callback(lambda: kind.record(side).wait(current))
             undo.enter_context(kind.use(side))
         yield

@@ -110,7 +110,8 @@ class Staging:
 
     def rooms(self, key: Hashable, tensors: Sequence[Tensor], kind: Accelerator) -> list[Tensor]:
         """Room for each tensor in the buffer of ``key``, which grows where it has too little."""
-        ends, end = [], 0
+        ends = []
+        end = 0
         for tensor in tensors:
             end += -(-tensor.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
             ends.append(end)
@@ -157,7 +158,8 @@ def _others(
     """Pairs of what is copied back; of all that is gathered this rank's own part is there."""
     if not isinstance(verb, AllGather):
         return [(into, room)]
-    start, stop = rank * verb.buf.numel(), (rank + 1) * verb.buf.numel()
+    start = rank * verb.buf.numel()
+    stop = (rank + 1) * verb.buf.numel()
     into[start:stop].copy_(verb.buf, non_blocking=True)
     return [(into[:start], room[:start]), (into[stop:], room[stop:])]
 
@@ -194,8 +196,11 @@ class SideStream:
     """
 
     def __init__(self, device: torch.device, kind: Accelerator, staging: Staging) -> None:
-        self.device, self.kind, self.staging = device, kind, staging
-        self.stream, self.wire = side_stream(device), kind.new_stream(device)
+        self.device = device
+        self.kind = kind
+        self.staging = staging
+        self.stream = side_stream(device)
+        self.wire = kind.new_stream(device)
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -375,7 +380,8 @@ class StepMarks:
         """
         if not self._ready:
             return nullcontext
-        marks, closing = [self._ready[n] for n in names if n in self._ready], self._closing
+        marks = [self._ready[n] for n in names if n in self._ready]
+        closing = self._closing
         if side is not None:
             return lambda: side.behind([*marks, *closing])
         return lambda: self._streams.behind([*marks, *closing], **counted)
@@ -389,14 +395,17 @@ class Offload:
     """
 
     def __init__(self, copies: Copies, message: int, name: str, side: SideStream) -> None:
-        self._copies, self._key, self._side = copies, (message, name), side
+        self._copies = copies
+        self._key = (message, name)
+        self._side = side
         self._there: list[Tensor] = []
         self._out: Mark | None = None
 
     @torch.no_grad()
     def leave(self) -> None:
         """Launches the copy to the host, and what the device computes before it."""
-        side, staging = self._side, self._side.staging
+        side = self._side
+        staging = self._side.staging
         with side.use():
             held = next(self._copies)
             self._there = staging.rooms((*self._key, "out"), held, side.kind)
@@ -409,7 +418,8 @@ class Offload:
     @torch.no_grad()
     def encode(self) -> None:
         """Waits for the copy and encodes it; launches the copy of that to the device."""
-        side, staging = self._side, self._side.staging
+        side = self._side
+        staging = self._side.staging
         assert self._out is not None, "what is encoded has left before"
         self._out.event.synchronize()
         made = self._copies.send(tuple(self._there))

@@ -39,7 +39,8 @@ AFTER_A_CHANGE = {
     "why": "a rank was lost, or came in",
 }
 """The back ends of a run whose ranks are others than it began with, for ``stats()``."""
-_MEASURED_BYTES, _NUM_TURNS = 4 * 2**20, 4
+_MEASURED_BYTES = 4 * 2**20
+_NUM_TURNS = 4
 
 OwnNetwork = Sequence[str]
 """A name of a rank's device that no other has, "" where NCCL does not serve it, and why not."""
@@ -88,7 +89,8 @@ def connect(
     rates of both where they were measured.
     """
     within, between, why = choose(backend, networks, engine.ranks_per_host)
-    circles, found = engine.routes.circles, dict[str, Any](why=why)
+    circles = engine.routes.circles
+    found = dict[str, Any](why=why)
     device = next((one.device for one in messages if one.device != HOST), HOST)
     outer = circles.get(Among.HOSTS if engine.ranks_per_host > 1 else Among.RANKS)
     inner = "within_hosts", circles.get(Among.HOST), within
@@ -112,7 +114,8 @@ def _rates(circle: Circle, ranks: Circle, device: torch.device) -> dict[str, flo
 
     They are by the fastest of a few all-reduces of 4 MiB, on average over ranks.
     """
-    sums_s, kind = torch.full((2,), math.inf, dtype=torch.float64), kind_of(device)
+    sums_s = torch.full((2,), math.inf, dtype=torch.float64)
+    kind = kind_of(device)
     assert kind is not None, "the host has one back end"
     for place, where in enumerate((HOST, device)):
         verb = AllReduce(torch.zeros(_MEASURED_BYTES // 4, device=where))

@@ -99,8 +99,12 @@ class Engine:
         checksums: bool = False,
     ) -> None:
         name, self.rank, self.world, _ = who
-        self.who, self.shards, self.ranks_per_host = who, shards, ranks_per_host
-        self.timeout, self.num_channels, self.credit = timeout, num_channels, num_channels
+        self.who = who
+        self.shards = shards
+        self.ranks_per_host = ranks_per_host
+        self.timeout = timeout
+        self.num_channels = num_channels
+        self.credit = num_channels
         # One channel more than asked for: a control message must not wait behind a large one.
         count = num_channels + 1 if num_channels else 0
         lanes = [f"communication {i}" for i in range(count)]
@@ -215,7 +219,8 @@ class Engine:
         computations up to the first verb for the network, and their error is raised. ``side`` is
         the stream of the device that computes the message, None where the host does.
         """
-        step, manager = self._step, self._manager
+        step = self._step
+        manager = self._manager
         lane = self.num_channels if is_control else self.routes.lane(index, self.credit)
         # Messages of gradients get their turns to use their channel in issue order.
         before = [*after, self._tails[lane], None if is_control else self._last_turn]
@@ -266,7 +271,8 @@ class Engine:
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""
         self.refuse_copy()  # whose locks may be held for ever
-        over, ended = threading.Event(), list[BaseException | None]()
+        over = threading.Event()
+        ended = list[BaseException | None]()
 
         def end(failure: BaseException | None) -> None:
             ended.append(failure)
@@ -305,7 +311,8 @@ class Engine:
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
         """Raises ``error`` from now on; called in a process that was forked, see `forks`."""
-        self.is_copy, self._failure = True, error
+        self.is_copy = True
+        self._failure = error
         return self.routes.all_channels()
 
     def refuse_copy(self) -> None:
@@ -428,7 +435,9 @@ class Engine:
         else:  # gloo cannot be stopped, nor tells half-read receives that their peer has closed
             self._manager.abandon()
             in_background(self.routes.clear)  # it waits for as long as the time-out
-        self._tails, self._last_turn = [None] * len(self._tails), None  # they hold gradients
+        # they hold gradients
+        self._tails = [None] * len(self._tails)
+        self._last_turn = None
         if self.shards.name and is_first:  # once a rank: the last to leave deletes all notes
             leave_later(self.shards.name, self.shards.world)
         give_memory_back()
@@ -530,7 +539,8 @@ class Driver:
     def resume(self, value: Any) -> None:
         """Sends the text its last verbs' results and puts its next verbs into the graph."""
         if self._noted is not None:
-            self._noted.done_s, self._noted = wall_clock(), None
+            self._noted.done_s = wall_clock()
+            self._noted = None
         try:
             with as_on_a_lane(self.side):  # this may be the thread of the backward pass
                 while True:
@@ -568,7 +578,8 @@ class Driver:
 
     def _take_turn(self) -> Sequence[Task]:
         """The tasks that the first use of the channel waits for; empty from the second use on."""
-        turn, self.turn = self.turn, ()
+        turn = self.turn
+        self.turn = ()
         return turn
 
     def _then(self, value: Callable[[], Any], computes: list[Task], wire: list[Task]) -> None:
@@ -589,7 +600,10 @@ class Driver:
 
         The device's own channel carries ``direct`` ones out, and others pass through host memory.
         """
-        routes, index, lane, side = self.routes, self.index, self.lane, self.side
+        routes = self.routes
+        index = self.index
+        lane = self.lane
+        side = self.side
         routes.of(verbs, index, lane)  # raises where there are none
         direct, others = ([], verbs) if side is None else routes.parted(verbs, lane)
         seals = routes.seals(others, self.step)
@@ -644,7 +658,8 @@ def _name(verb: Communication) -> str:
 
 def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
     """The text by which ranks exchange rows of one length; returns all of them, in rank order."""
-    rows_WN, sizes = own_N.repeat(world, 1), (own_N.numel(),) * world
+    rows_WN = own_N.repeat(world, 1)
+    sizes = (own_N.numel(),) * world
     yield AllToAll(rows_WN.view(-1), own_N.repeat(world), sizes, sizes)
     return rows_WN
 

@@ -85,7 +85,8 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
 
     A value is as for ``packed``. If rank ``src`` cannot pack it, all raise.
     """
-    data, failure = torch.empty(0, dtype=torch.uint8, device="cpu"), None
+    data = torch.empty(0, dtype=torch.uint8, device="cpu")
+    failure = None
     try:
         data = packed(own) if engine.rank == src else data
     except InvalidSetting as error:
@@ -112,11 +113,14 @@ def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
 
     A value is as for ``packed``. A rank that cannot pack its own raises on all.
     """
-    device, world = dist.distributed_c10d._get_object_coll_device(group), dist.get_world_size(group)
+    device = dist.distributed_c10d._get_object_coll_device(group)
+    world = dist.get_world_size(group)
     try:
-        data, failure = packed(own).to(device), None
+        data = packed(own).to(device)
+        failure = None
     except InvalidSetting as error:
-        data, failure = torch.empty(0, dtype=torch.uint8, device=device), error
+        data = torch.empty(0, dtype=torch.uint8, device=device)
+        failure = error
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
     dist.all_gather(sizes, torch.tensor([data.numel()], device=device), group)
     counts = [int(size) for size in sizes]

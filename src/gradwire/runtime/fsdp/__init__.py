@@ -90,7 +90,8 @@ def reduce_scatter(
     group = _group_of(params)
     given = Settings(codec, None, scaler, *or_defaults(options, failure))
     given.choose_store()
-    who, timeout = join(group, given.patience), given.patience
+    who = join(group, given.patience)
+    timeout = given.patience
     with refusing(who):
         settings = given.checked(None, who)
         refuse_pairs(Facts(model, [*params.items()], settings, REDUCE_SCATTER))
@@ -155,7 +156,9 @@ def _group_of(params: Mapping[str, Any]) -> Group:
 
 def _columns(module: Any, params: Mapping[str, Any], world: int) -> list[Column]:
     """A module's parameters in the order in which FSDP lays their shards out."""
-    names, found, place = {id(p): name for name, p in params.items()}, [], 0
+    names = {id(p): name for name, p in params.items()}
+    found = []
+    place = 0
     for one in groups_of(module)[0].fsdp_params:
         name = names.get(id(one.sharded_param))
         if name is None:

@@ -78,11 +78,16 @@ class ColumnsOfCodec:
         dtype: torch.dtype,
         who: Membership,
     ) -> None:
-        world, self.exchange, self.columns, self.dtype = who.world, codec, columns, dtype
-        self.key, self.me = "", Member(who.rank, world)
+        world = who.world
+        self.exchange = codec
+        self.columns = columns
+        self.dtype = dtype
+        self.key = ""
+        self.me = Member(who.rank, world)
         self.numel = numel = sum(one.size for one in columns)
         whole = tensorwise(codec, tuple(one.size for one in columns) * world)
-        mine, self._anyones = whole.for_world(world, who.rank), whole.for_world(world)
+        mine = whole.for_world(world, who.rank)
+        self._anyones = whole.for_world(world)
         bounds = tuple((r * numel, (r + 1) * numel) for r in range(world))
         codecs = tuple(mine.chunk(a, b) for a, b in bounds)
         first = columns[0].name  # streams of random numbers follow from names
@@ -95,7 +100,8 @@ class ColumnsOfCodec:
         self._padding: list[slice] = []
         for place, one in self._placed:
             for rank in range(world):
-                start, left = rank * numel + place, prod(one.shape) - rank * one.size
+                start = rank * numel + place
+                left = prod(one.shape) - rank * one.size
                 stop = start + min(max(left, 0), one.size)
                 self.slots.append(Slot(one.name, rank * one.size, start, stop, False))
                 self._padding.append(slice(stop, start + one.size))
@@ -109,7 +115,8 @@ class ColumnsOfCodec:
 
         It has this ``scale``, which is taken off before the exchange if it must be.
         """
-        rows, own_rows = given_N.view(self.me.world, -1), self._sent_N.view(self.me.world, -1)
+        rows = given_N.view(self.me.world, -1)
+        own_rows = self._sent_N.view(self.me.world, -1)
         for place, one in self._placed:
             own_rows[:, place : place + one.size] = rows[:, one.start : one.stop]
         factor = 1.0 if keeps_scale(self.exchange) else scale
@@ -130,7 +137,8 @@ class ColumnsOfCodec:
 
     def first_state(self) -> KeptOfColumns:
         """The state that training begins with."""
-        pairs, residual_N = zip(self._chunks.bounds, self._chunks.specs, strict=True), None
+        pairs = zip(self._chunks.bounds, self._chunks.specs, strict=True)
+        residual_N = None
         states = tuple(self._anyones.chunk(*own).init(spec) for own, spec in pairs)
         if self.exchange.traits.error_feedback:
             whole = self.me.world * self.numel
@@ -171,7 +179,10 @@ class ShardReduction:
         params: Mapping[str, Tensor],
         scaler: GradScaler | None,
     ) -> None:
-        self.codec, self._group, self._who, self._timeout = codec, group, who, timeout
+        self.codec = codec
+        self._group = group
+        self._who = who
+        self._timeout = timeout
         self._names = {id(param): name for name, param in params.items()}
         self._known: set[str] = set()
         """The parameters of optimizers that the scaler has stepped."""
@@ -179,7 +190,9 @@ class ShardReduction:
         self._follows_scaler = scaler is not None and scaler.is_enabled()
         self._stop_observing = observe(scaler, self)
         self._channels = open_channels(*who[:3], 1, timeout) if who.world > 1 else []
-        self._run, self._num_loads, self._wire_bytes = run_of(who), 0, 0
+        self._run = run_of(who)
+        self._num_loads = 0
+        self._wire_bytes = 0
         self.step = 0
         """Number of backward passes whose gradients were reduced."""
         self._loaded_step = 0
@@ -188,7 +201,8 @@ class ShardReduction:
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
         """Sends nothing more; called in a process that was forked, where FSDP itself waits."""
-        channels, self._channels = self._channels, []
+        channels = self._channels
+        self._channels = []
         return channels
 
     def take(self, module: Any, columns: list[Column], dense: set[str], dtype: torch.dtype) -> None:
@@ -343,7 +357,10 @@ class PayloadReduceScatter:
     def __init__(
         self, owner: ShardReduction, module: Any, parts: list[ColumnsOfCodec], numel: int
     ) -> None:
-        self._owner, self._module, self.parts, self._numel = owner, module, parts, numel
+        self._owner = owner
+        self._module = module
+        self.parts = parts
+        self._numel = numel
         (group,) = groups_of(module)
         self._before = group._reduce_scatter_comm, group.reduce_scatter_unused_params
         module.set_custom_reduce_scatter(self)

@@ -60,7 +60,8 @@ def put_grad(param: Any, held: Tensor) -> None:
     """Makes ``held`` the gradient, or this rank's shard of it, or the reals of either."""
     held = as_complex(held, shard_of(param))
     if is_dtensor(param):
-        kind, mesh = sys.modules["torch.distributed.tensor"].DTensor, param.device_mesh
+        kind = sys.modules["torch.distributed.tensor"].DTensor
+        mesh = param.device_mesh
         layout = {"shape": param.shape, "stride": param.stride()}
         held = kind.from_local(held, mesh, param.placements, run_check=False, **layout)
     param.grad = held

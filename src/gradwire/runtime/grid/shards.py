@@ -43,7 +43,8 @@ def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
         accepted = "a process group this rank is in, or one dimension of a mesh"
         raise invalid(setting, given, accepted, "attach on its ranks only, or leave it out")
     if given.ndim != 1:
-        shown, names = f"a mesh of {given.ndim} dimensions", given.mesh_dim_names
+        shown = f"a mesh of {given.ndim} dimensions"
+        names = given.mesh_dim_names
         remedy = f"write {setting}=mesh[{names[place]!r}]" if names else "name the dimensions"
         raise invalid(setting, shown, f"one dimension of it: the {kind} one", remedy)
     if given.get_coordinate() is None:

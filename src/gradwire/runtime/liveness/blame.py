@@ -75,7 +75,8 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
             if not ended and Reach.CUT not in reach.values() and time.monotonic() < end_s:
                 continue
             if ended:
-                silent, store_lost = ended, False
+                silent = ended
+                store_lost = False
         left = dict.fromkeys(pulse.detached() & reach.keys(), Reach.DETACHED)
         reach = {**reach, **left}
         alarm = alarm_of(pulse.rank, world, step, silent, reach, store_lost=store_lost)

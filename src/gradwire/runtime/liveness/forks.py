@@ -38,7 +38,8 @@ def _in_child() -> None:
     if not found:
         return
     _connected.clear()
-    parent, own = os.getppid(), os.getpid()
+    parent = os.getppid()
+    own = os.getpid()
     error = InvalidSetting(
         f"process {own} was forked from process {parent}, which has attached this model: it has "
         "none of the connections to other ranks, so it cannot exchange gradients; train in process "

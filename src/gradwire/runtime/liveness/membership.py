@@ -222,7 +222,9 @@ class _Meeting:
     def __init__(
         self, rank: int, due: Sequence[int], own: Callable[[], Any], timeout: timedelta
     ) -> None:
-        self._rank, self._due, self._own = rank, due, own
+        self._rank = rank
+        self._due = due
+        self._own = own
         self._end_s = time.monotonic() + timeout.total_seconds()
         self._found: dict[int, Any] = {}
         self._is_over = False
@@ -234,8 +236,10 @@ class _Meeting:
 
     def hold(self, store: Any) -> dict[int, Any]:
         """The values that count, by rank; ``store`` is this meeting's own."""
-        came, notes = f"{MEETING}/came", {rank: _note(rank) for rank in self._due}
-        looked_s, has_told = time.monotonic(), False
+        came = f"{MEETING}/came"
+        notes = {rank: _note(rank) for rank in self._due}
+        looked_s = time.monotonic()
+        has_told = False
         while True:
             is_over = self._is_over or time.monotonic() > self._end_s
             own = self._own()  # after that, so that the last value counts
@@ -323,7 +327,8 @@ def _rolled(who: Membership, timeout: timedelta) -> str:
     def roll(store: Any) -> str:
         store.set(f"word/{who.rank}", own)
         words, seen = ([f"{key}/{r}" for r in range(who.world)] for key in ("word", "seen"))
-        noted, start_s = "", time.monotonic()
+        noted = ""
+        start_s = time.monotonic()
         while True:
             if store.check(words):
                 found = hashlib.sha256(b" ".join(store.multi_get(words))).hexdigest()[:16]

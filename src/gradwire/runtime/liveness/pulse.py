@@ -80,7 +80,8 @@ LINGER_S = 2 * PERIOD_S
 """Seconds that an error waits after its alarm, as the process that it ends may host the store."""
 MOST_CHARACTERS = 2000
 """The most characters of an alarm's text that travel: an error may quote a tensor, or a log."""
-_QUICK_S, _QUICK_ROUNDS = 0.02, 100
+_QUICK_S = 0.02
+_QUICK_ROUNDS = 100
 """Seconds between the first rounds, in which ranks find each other's doors, and how many."""
 
 
@@ -189,14 +190,17 @@ class Stillness:
     """
 
     def __init__(self) -> None:
-        self._number, self._read_s, self._still_s = -1, 0.0, 0.0
+        self._number = -1
+        self._read_s = 0.0
+        self._still_s = 0.0
 
     def read(self, number: int) -> float:
         """Notes a reading; returns the seconds for which the number has stood still."""
         now_s = time.monotonic()
         is_still = number == self._number
         self._still_s = self._still_s + min(now_s - self._read_s, PERIOD_S) if is_still else 0.0
-        self._number, self._read_s = number, now_s
+        self._number = number
+        self._read_s = now_s
         return self._still_s
 
 
@@ -221,8 +225,11 @@ class Pulse:
     ) -> None:
         self._name = name
         self._store: Any = None
-        self.rank, self._world = rank, world
-        self._on_alarm, self._on_lost, self._on_error = on_alarm, on_lost, on_error
+        self.rank = rank
+        self._world = world
+        self._on_alarm = on_alarm
+        self._on_lost = on_lost
+        self._on_error = on_error
         self.place = Place(0, 0, 0)
         self.waits = waits
         self.detaches = False
@@ -231,7 +238,8 @@ class Pulse:
         self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
         self._news = threading.Condition()
         self.store_is_lost = self._announced = False
-        self._answered_s, self._broke_s = time.monotonic(), math.inf
+        self._answered_s = time.monotonic()
+        self._broke_s = math.inf
         self._watching = 0  # callers that wait for others' signs
         self._outgoing: Alarm | None = None
         self._first: Alarm | None = None
@@ -357,7 +365,8 @@ class Pulse:
                 is_calm = not self._watching and self.roll_call.is_complete
                 wait_s = PERIOD_S if is_calm else PERIOD_S / 4
                 if quick and not self.roll_call.is_complete:
-                    quick, wait_s = quick - 1, _QUICK_S
+                    quick = quick - 1
+                    wait_s = _QUICK_S
                 self._wake.wait(wait_s)
                 self._wake.clear()
             if self._store is not None and not self.store_is_lost:
@@ -428,7 +437,8 @@ class Pulse:
         pairs = zip(self._beats, signs, strict=True)
         signs = [sign._replace(still_s=beat.read(sign.beat)) for beat, sign in pairs]
         with self._news:
-            self._signs, self._num_reads = signs, self._num_reads + 1
+            self._signs = signs
+            self._num_reads = self._num_reads + 1
             self._news.notify_all()
 
     def _read(self, rank: int) -> Sign:

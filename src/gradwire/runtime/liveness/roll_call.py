@@ -58,8 +58,10 @@ class RollCall:
     def __init__(
         self, rank: int, world: int, heard: Callable[[bytes], None], alarm: Callable[[], str]
     ) -> None:
-        self.rank, self.world = rank, world
-        self._heard, self._alarm = heard, alarm
+        self.rank = rank
+        self.world = world
+        self._heard = heard
+        self._alarm = alarm
         self._token = token_hex(8)
         self._listening: socket.socket | None = None
         self._doors: dict[int, tuple[str, int, str]] = {}
@@ -113,7 +115,8 @@ class RollCall:
         on the store's host takes the address at which others see the store (``shown``). Where
         they see it at several, the door is at all of the host's addresses.
         """
-        own, family = way.own, way.family
+        own = way.own
+        family = way.family
         if not own:
             return "", 0, ""
         if way.is_near and shown:
@@ -145,7 +148,9 @@ class RollCall:
 
     def _answer(self, visitor: socket.socket) -> None:
         """Serves one visitor, who has ``_SERVE_S`` in all."""
-        end_s, said, known = time.monotonic() + _SERVE_S, b"", f"{self._token}\n".encode()
+        end_s = time.monotonic() + _SERVE_S
+        said = b""
+        known = f"{self._token}\n".encode()
         try:
             with visitor, contextlib.suppress(OSError, ValueError):
                 while said.count(b"\n") < 2 and len(said) < _MOST_BYTES:

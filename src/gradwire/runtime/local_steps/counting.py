@@ -34,13 +34,15 @@ class Counting:
 
     def __init__(self, optimizer: Optimizer, params: Iterable[Tensor], every: int) -> None:
         self._params = {id(param) for param in params}
-        self._every, self._is_within = every, False
+        self._every = every
+        self._is_within = False
         self._others: Counter[int] = Counter()
         """Steps of each other optimizer since the last one that counts."""
         self._use(optimizer)
 
     def _use(self, optimizer: Optimizer) -> None:
-        self._optimizer, self._others = optimizer, Counter()
+        self._optimizer = optimizer
+        self._others = Counter()
         self._own = {id(param) for param in _params_of(optimizer)}
 
     def enters(self, optimizer: Optimizer) -> bool:

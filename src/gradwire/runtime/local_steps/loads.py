@@ -44,7 +44,8 @@ class Loads:
         notice: Callable[[], None],
         undo: ExitStack,
     ) -> None:
-        self._params, self._notice = dict(params), notice
+        self._params = dict(params)
+        self._notice = notice
         self._before: dict[str, int] | None = None
         """The digests before a load; None where there was none."""
         self.tally = NO_LOADS
@@ -76,7 +77,8 @@ class Loads:
         """Digests of the parameters that were loaded and not taken yet, by their names."""
         if self._before is None:
             return {}
-        before, now = self._before, self._digests()
+        before = self._before
+        now = self._digests()
         return {name: now[name] for name in now if now[name] != before[name]}
 
     def tally_with(self, loaded: dict[str, int], dropped: Collection[str]) -> tuple[int, int]:

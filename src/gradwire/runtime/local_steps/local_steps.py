@@ -104,10 +104,13 @@ class LocalSteps(Handle):
     """The handle that ``gw.local_steps`` returns. Other methods are those of ``Handle``."""
 
     def __init__(self, way: _Locally, progress: Progress, undo: ExitStack) -> None:
-        exchange, self._outer, rhythm = way.settings.exchange, way.outer, way.rhythm
+        exchange = way.settings.exchange
+        self._outer = way.outer
+        rhythm = way.rhythm
         super().__init__(way.model, exchange, progress, None, None, undo)
         progress.num_fragments = len(way.fragments)
-        self._rhythm, self._fragments = rhythm, way.fragments
+        self._rhythm = rhythm
+        self._fragments = way.fragments
         self._strangers = Strangers(way.model, way.params, progress.give_up)
         undo.callback(self._strangers.remove)
         self._algorithm = f"local steps with outer {way.outer.settings[0]} through {exchange!r}"
@@ -262,7 +265,9 @@ class LocalSteps(Handle):
         """Lets what was launched take effect, if anything was."""
         self._hear()
         self.synchronize()
-        means, self._arriving, self._left = self._arriving, {}, 0
+        means = self._arriving
+        self._arriving = {}
+        self._left = 0
         if means:
             self._outer.apply(means, mixing)
 
@@ -279,7 +284,8 @@ class LocalSteps(Handle):
           over the steps between them.
         """
         self.synchronize()
-        found, steps = super().stats(), self._local_step - self._counted_from
+        found = super().stats()
+        steps = self._local_step - self._counted_from
         exchanges = found["steps"]
         for key in found:
             if key.endswith("_per_step"):
@@ -439,7 +445,9 @@ class _Locally(Attachment):
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
             optimizer = getattr(optimizer, "optimizer", optimizer)  # what Accelerate wraps has them
-        self._optimizer, self._make, self._quiet = optimizer, make, quiet
+        self._optimizer = optimizer
+        self._make = make
+        self._quiet = quiet
         self._asked = asked
 
     def prepare(self) -> Mapping[str, object]:
@@ -528,10 +536,12 @@ def cut_into(params: Sequence[NamedParam], count: int) -> list[list[str]]:
         accepted = f"at most {len(params)}, the number of parameters"
         raise invalid("fragments", count, accepted, "take fewer")
     made: list[list[str]] = []
-    left, rest = sum(param.numel() for _, param in params), list(params)
+    left = sum(param.numel() for _, param in params)
+    rest = list(params)
     for num_left in range(count, 0, -1):
         run: list[str] = []
-        target, taken = left / num_left, 0
+        target = left / num_left
+        taken = 0
         while len(rest) >= num_left and (taken < target or not run):
             name, param = rest.pop(0)
             run.append(name)

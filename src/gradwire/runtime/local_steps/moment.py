@@ -57,7 +57,8 @@ def moments_of_all(world: int, step: int, own: LoopMoment) -> Steps[list[LoopMom
 
 def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
     """Raises ``RankFailed`` if ranks exchange at moments that do not belong together."""
-    world, ranks = len(moments), range(len(moments))
+    world = len(moments)
+    ranks = range(len(moments))
     ending = tuple(rank for rank in ranks if moments[rank].ends_period)
     if 0 < len(ending) < world:
         others = tuple(rank for rank in ranks if rank not in ending)

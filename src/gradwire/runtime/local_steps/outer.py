@@ -38,7 +38,8 @@ class Outer:
     """
 
     def __init__(self, params: Sequence[NamedParam], make: MakeOuter) -> None:
-        self._params, self._make = dict(params), make
+        self._params = dict(params)
+        self._make = make
         with torch.inference_mode(False), torch.no_grad():
             self.anchors = {
                 name: nn.Parameter(param.detach().to(working_dtype(param.dtype), copy=True))
@@ -81,7 +82,8 @@ class Outer:
     @torch.no_grad()
     def pseudo_gradient(self, name: str) -> Tensor:
         """A new tensor with what this rank has learnt since the anchor was put in place."""
-        param, anchor = self._params[name], self.anchors[name]
+        param = self._params[name]
+        anchor = self.anchors[name]
         return torch.sub(anchor.to(param.dtype).to(anchor.dtype), param)
 
     @torch.no_grad()
@@ -95,7 +97,8 @@ class Outer:
             self.anchors[name].grad = mean
         self.optimizer.step()
         for name in means:
-            param, anchor = self._params[name], self.anchors[name]
+            param = self._params[name]
+            anchor = self.anchors[name]
             anchor.grad = None
             if mixing:
                 param.lerp_(anchor.to(param.dtype), 1.0 - mixing)
@@ -127,7 +130,8 @@ class Outer:
                     "load the state of the same model"
                 )
             for name, given in saved[key].items():
-                what, fits = f"{name} among the {key} of the state", own.get(name)
+                what = f"{name} among the {key} of the state"
+                fits = own.get(name)
                 if not isinstance(given, Tensor) or fits is None:
                     raise invalid(what, type(given).__name__, "a tensor of the model's", DAMAGED)
                 if given.shape != fits.shape or given.dtype != fits.dtype:

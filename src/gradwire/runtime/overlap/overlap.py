@@ -55,7 +55,8 @@ class Gates:
     """
 
     def __init__(self, model: nn.Module, params: Mapping[str, Tensor], enter: Enter) -> None:
-        self._model, self._enter = model, enter
+        self._model = model
+        self._enter = enter
         self._names = {param: name for name, param in params.items()}
         self._called: set[nn.Module] = set()
         self._names_of: dict[nn.Module, tuple[str, ...]] = {}
@@ -129,7 +130,8 @@ class Overlap:
     ) -> None:
         self._params = dict(params)
         self._names = {param: name for name, param in params}
-        self._optimizer, self._progress = optimizer, progress
+        self._optimizer = optimizer
+        self._progress = progress
         self._lock = threading.RLock()  # autograd has one thread a device
         self.is_open = False
         """Whether means or updates of the last backward pass may be pending."""
@@ -223,7 +225,8 @@ class Overlap:
                     self._gates.ungated[0],
                 )
         self._late.clear()
-        self._asked, self._due = None, {}
+        self._asked = None
+        self._due = {}
         self.is_open = True
         reason = self._stepper.refusal() or self._odd or unfit(grads)
         if reason is not None:
@@ -418,7 +421,8 @@ class Overlap:
             for name, grad in self._grads.items():  # plain ones for pending ones still there
                 if stands_for(self._params[name].grad, grad):
                     self._params[name].grad = grad
-            self._pass.is_over, self._grads = True, {}
+            self._pass.is_over = True
+            self._grads = {}
             self.is_open = False
 
     def _show_parameters(self, names: Iterable[str]) -> None:

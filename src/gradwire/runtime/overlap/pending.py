@@ -68,7 +68,8 @@ class PendingGrad(Tensor):
 def pending(grad: Tensor, of: PendingPass) -> PendingGrad:
     """A stand-in for ``grad``, a strided tensor without a graph, until ``of`` is over."""
     stand_in: PendingGrad = Tensor._make_subclass(PendingGrad, grad)
-    stand_in.plain, stand_in.of_pass = grad, of
+    stand_in.plain = grad
+    stand_in.of_pass = of
     return stand_in
 
 

@@ -161,7 +161,8 @@ def collect(
     ``run`` is the same on all ranks that train together, and on no others. Without an ``origin``
     it is nobody's. Parameters ``undone`` are as they were at their optimizer's last step.
     """
-    numels, origin = _numels(messages), origin or Origin()
+    numels = _numels(messages)
+    origin = origin or Origin()
     params: dict[str, dict[str, Tensor]] = {name: {} for name in numels}
     states = [message.backup.without(undone) for message in messages]
     kept = zip(messages, states, strict=True)
@@ -192,7 +193,8 @@ def collect(
 
 def residuals(messages: Sequence[Message]) -> dict[str, Tensor]:
     """The sum of each parameter's residuals, where it has any, by name."""
-    found, numels = dict[str, Tensor](), _numels(messages)
+    found = dict[str, Tensor]()
+    numels = _numels(messages)
     for message in messages:
         for residual, slot in product(residuals_of(message.state).values(), message.slots):
             held = message.part(slot, residual)
@@ -230,11 +232,14 @@ def refuse_other(
     """
     check_form(saved)
     for key, text in _OTHERS.items():
-        there, here = saved[key], getattr(origin, key)
+        there = saved[key]
+        here = getattr(origin, key)
         if there != here and not (key == "share" and (moves or not there)):
             raise InvalidSetting(text.format(there=there, here=here))
-    params, known = saved["params"], {name: set[str]() for name in _numels(messages)}
-    missing, unknown = sorted({*known} - {*params}), sorted({*params} - {*known})
+    params = saved["params"]
+    known = {name: set[str]() for name in _numels(messages)}
+    missing = sorted({*known} - {*params})
+    unknown = sorted({*params} - {*known})
     if strict and (missing or unknown):
         raise InvalidSetting(
             f"state_dict and model differ: missing {missing or 'nothing'}, unexpected "
@@ -247,10 +252,12 @@ def refuse_other(
     # Fields of a tensor that another rank of the host has are checked there.
     kept = {name for name, first, last in _kept_ranges(messages) if first < last}
     for name in () if moves else sorted({*known} & {*params} & kept):
-        lost, absent = sorted({*params[name]} - known[name]), sorted(known[name] - {*params[name]})
+        lost = sorted({*params[name]} - known[name])
+        absent = sorted(known[name] - {*params[name]})
         if strict and (lost or absent):
             held = f"holds {', '.join(lost)} of {name}, which keeps no such state any more"
-            lacks, beside = f"lacks {', '.join(absent)} of {name}", ", or pass strict=False"
+            lacks = f"lacks {', '.join(absent)} of {name}"
+            beside = ", or pass strict=False"
             raise InvalidSetting(
                 f"the state {held if lost else lacks}; attach with the compress_if or the plan it "
                 f"was saved with{'' if lost else f'{beside} to begin without'}"
@@ -292,7 +299,9 @@ def loaded(
     step.
     """
     refuse_other(saved, messages, origin, strict=strict, moves=False)
-    params, whole, numels = saved["params"], saved["messages"], _numels(messages)
+    params = saved["params"]
+    whole = saved["messages"]
+    numels = _numels(messages)
     # Another number of ranks cuts other chunks: what is kept of a chunk starts afresh.
     saved_by = saved["saved_by"], saved["saved_per_host"]
     is_whole = saved_by == (origin.world_size, origin.ranks_per_host)
@@ -366,7 +375,8 @@ def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]
 
 def _housed(fields: Fields, own: Fields) -> Fields:
     """One parameter's saved fields, the residuals under paths that its new state ``own`` has."""
-    owed, homes = [*filter(is_residual, fields)], sorted(filter(is_residual, own), key=len)
+    owed = [*filter(is_residual, fields)]
+    homes = sorted(filter(is_residual, own), key=len)
     if not homes or {*owed} <= {*homes}:
         return fields
     others = {path: held for path, held in fields.items() if path not in owed}
@@ -386,7 +396,8 @@ def _filled(
     """A state of the message, filled with the saved fields of its parameters and its own."""
     state = message.first_state()
     for name, path, first, last, own in rows(message, state):
-        given, what = params.get(name, {}).get(path), f"{path} of {name}"
+        given = params.get(name, {}).get(path)
+        what = f"{path} of {name}"
         if given is not None and is_by_element(path):
             _check_shape(what, given, (numels[name],))
             given = given[first:last]
@@ -457,7 +468,8 @@ def check_form(saved: Any, whose: str = "state_dict") -> None:
             raise invalid(f"{key} of {whose}", _shown(given), accepted, _REMEDY)
         for name, path, value in ((n, p, v) for n, own in given.items() for p, v in own.items()):
             if (kind := _unfit(value)) is not None:
-                what, accepted = f"{path} of {name} in {key} of {whose}", "a plain, dense tensor"
+                what = f"{path} of {name} in {key} of {whose}"
+                accepted = "a plain, dense tensor"
                 raise invalid(what, kind, f"{accepted} with values", _REMEDY)
 
 

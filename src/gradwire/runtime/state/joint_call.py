@@ -50,7 +50,10 @@ class JointCall:
     def __init__(self, engine: Engine, call: str, done: str) -> None:
         engine.refuse_copy()
         engine.begin_call()
-        self._engine, self._call, self._done, self._next_step = engine, call, done, 0
+        self._engine = engine
+        self._call = call
+        self._done = done
+        self._next_step = 0
         self._group, self._shards = (
             who.beside(f"call {engine.num_calls}") for who in (engine.who, engine.shards)
         )
@@ -81,7 +84,8 @@ class JointCall:
         own: dict[str, Any] = {"call": self._call}
         own |= {key: saved[key] for key in ("step", "run", "saved_by")}
         own["local_step"] = saved.get("local_step")
-        own["strict"], own["is of a share"] = strict, bool(saved["share"])
+        own["strict"] = strict
+        own["is of a share"] = bool(saved["share"])
         own["fields"] = {
             f"{kind} {name}": sorted(fields) for kind, name, fields in common_fields(saved)
         }
@@ -94,7 +98,9 @@ class JointCall:
         self._compare(self._shards, told, "the rank of shard")
 
     def _compare(self, who: Membership, own: Mapping[str, Any], kind: str) -> None:
-        engine, call, is_group = self._engine, self._call, kind == "rank"
+        engine = self._engine
+        call = self._call
+        is_group = kind == "rank"
         refused = f"{kind} {{}} refused {call}, so nothing was {self._done} on any rank"
         # Who is silent takes so long to find out, and is to be known at the time-out.
         early_s = time.monotonic() + max(0.0, engine.timeout.total_seconds() - PATIENCE_S)
@@ -140,7 +146,8 @@ class JointCall:
 
         A rank that has begun the call may only be slow. It is named where all that are absent have.
         """
-        engine, is_group = self._engine, kind == "rank"
+        engine = self._engine
+        is_group = kind == "rank"
         signs = engine.signs() if is_group else []
         calls = {rank: signs[rank].place.num_calls for rank in absent if signs}
         away = tuple(rank for rank in absent if calls.get(rank, 0) < engine.num_calls)
@@ -176,7 +183,8 @@ class JointCall:
         their own, so that beside what it keeps it needs the memory of one. A rank that stops
         answering meanwhile is named on all.
         """
-        who, engine = self._group, self._engine
+        who = self._group
+        engine = self._engine
         if who.world == 1:
             return [own]
         opened: list[Channel] = []
@@ -216,7 +224,8 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     for key, value in one.items():
         if key not in _BY_NAME and value != other[key]:
             return f"{key} is {value} against {other[key]}"
-    ours, theirs = one.get("fields", {}), other.get("fields", {})
+    ours = one.get("fields", {})
+    theirs = other.get("fields", {})
     for name in sorted({*ours, *theirs}):
         if ours.get(name) != theirs.get(name):
             return f"of the {name} one has {ours.get(name)}, the other {theirs.get(name)}"

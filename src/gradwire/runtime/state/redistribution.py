@@ -100,7 +100,8 @@ def _of_one_moment(state_dicts: Any) -> list[Saved]:
         accepted = "those of ranks that hold the same part of every layer"
         raise invalid("state_dicts", shards, accepted, "redistribute each part's by itself")
     olds = sorted(state_dicts, key=lambda old: int(old["rank"]))
-    count, ranks = olds[0]["world_size"] if olds else 1, [old["rank"] for old in olds]
+    count = olds[0]["world_size"] if olds else 1
+    ranks = [old["rank"] for old in olds]
     if len(ranks) != count or ranks != list(range(count)):
         raise InvalidSetting(
             f"redistribute needs the state_dicts of all {count} old ranks, got those of ranks "
@@ -111,14 +112,16 @@ def _of_one_moment(state_dicts: Any) -> list[Saved]:
     told = {old["rank"]: _described(old) for old in olds}
     refuse_differences(told, "rank", how, remedy, first_difference)
     if count % (per_host := olds[0]["ranks_per_host"]):
-        accepted, remedy = f"a divisor of its world_size, {count}", "load an undamaged checkpoint"
+        accepted = f"a divisor of its world_size, {count}"
+        remedy = "load an undamaged checkpoint"
         raise invalid("ranks_per_host of a state_dict", per_host, accepted, remedy)
     return olds
 
 
 def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) -> dict[str, Any]:
     """The state of one new rank."""
-    per_host, num_hosts = olds[0]["ranks_per_host"], world_size // ranks_per_host
+    per_host = olds[0]["ranks_per_host"]
+    num_hosts = world_size // ranks_per_host
     hosts = [olds[first : first + per_host] for first in range(0, len(olds), per_host)]
     mine = [
         old

@@ -48,7 +48,8 @@ class Owners(NamedTuple):
         """
         found: Any = {p.device_mesh for p in self.params.values() if is_dtensor(p)}  # type: ignore[attr-defined]
         if len(found) > 1 or any(mesh.ndim > 1 for mesh in found):
-            shown, remedy = sorted(map(str, found)), "save a file a rank, by state_dict()"
+            shown = sorted(map(str, found))
+            remedy = "save a file a rank, by state_dict()"
             raise invalid(
                 "model", f"one cut on {shown}", "cut on one mesh of one dimension", remedy
             )
@@ -62,7 +63,8 @@ class Owners(NamedTuple):
 
     def gathered(self, own: Any) -> dict[str, Any]:
         """All ranks' objects, each by the text "replica, part" of its rank."""
-        found, within = {f"{self.replica}, {self.part[0]}": own}, self.within
+        found = {f"{self.replica}, {self.part[0]}": own}
+        within = self.within
         groups = [self.group] if self.replicas > 1 else []
         for group in [*groups, *([] if within is None else [within.get_group()])]:
             found = {
@@ -110,7 +112,8 @@ def sharded_state(
         **{key: saved[key] for key in ("version", "algorithm", "step", "run")},
         "places": owners.gathered({"params": whole, "messages": saved["messages"]}),
     }
-    mesh, count = owners.mesh(), owners.replicas if saved_by is None else saved_by
+    mesh = owners.mesh()
+    count = owners.replicas if saved_by is None else saved_by
     params = {
         name: {path: _rows(owners, name, held_N, mesh, count) for path, held_N in fields.items()}
         for name, fields in by_element.items()
@@ -153,7 +156,8 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
         return given
     rest = _rest_of(given)
     part, parts = owners.part
-    replicas, is_cut_alike = rest["replicas"], rest["parts"] == parts
+    replicas = rest["replicas"]
+    is_cut_alike = rest["parts"] == parts
     beside = rest["places"][f"{owners.replica % replicas}, {part}" if is_cut_alike else "0, 0"]
     if not is_cut_alike and any(beside["params"].values()):
         raise InvalidSetting(

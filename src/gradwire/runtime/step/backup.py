@@ -40,7 +40,8 @@ class Backup:
     """The copies of the state of ``owner``, which carries the parameters ``names``."""
 
     def __init__(self, owner: Stateful, names: Iterable[str]) -> None:
-        self._owner, self._names = owner, frozenset(names)
+        self._owner = owner
+        self._names = frozenset(names)
         self.before: State = None
         """The state before the open pass; None where the pass cannot be undone by itself."""
         self._taken: State = None
@@ -75,7 +76,8 @@ class Backup:
 
     def end_pass(self, *, undoes: bool = False) -> None:
         """Ends a pass; if it ``undoes`` it, the state is as before, if that had begun to change."""
-        before, self.before = self.before, None
+        before = self.before
+        self.before = None
         if before is None:
             return
         is_of_step = before is self._taken

@@ -112,7 +112,8 @@ class Recorder:
             done = defaultdict(float, {k: v - mark.get(k, 0.0) for k, v in self._totals.items()})
             num_steps = self.num_steps - int(mark.get("steps", 0))
             last = list(self._step_s)[-num_steps:] if num_steps else []
-        steps, numel = max(1, num_steps), done["numel"]
+        steps = max(1, num_steps)
+        numel = done["numel"]
         return {
             "steps": num_steps,
             "step_s": median(last) if last else 0.0,
@@ -227,7 +228,8 @@ def outgrown(messages: Iterable[Message]) -> list[tuple[str, float]]:
         kept = list(residuals(message.state).values())
         if not kept or not message.norms:  # none were noted yet
             continue
-        taken, numel = message.member.selection, message.own_numel
+        taken = message.member.selection
+        numel = message.own_numel
         density = taken.asked / numel if taken is not None and taken.asked > 0 else 1.0
         for slot, norm in zip(message.slots, message.norms, strict=True):
             parts = (message.part(slot, residual_N) for residual_N in kept)
@@ -310,8 +312,11 @@ class Log:
 
     def __init__(self, to: Any, every: int, recorder: Recorder) -> None:
         check_whole("every", every, "leave it out for 100")
-        self.to, self._write, self._every = to, _writer(to), every
-        self._recorder, self._mark = recorder, recorder.mark()
+        self.to = to
+        self._write = _writer(to)
+        self._every = every
+        self._recorder = recorder
+        self._mark = recorder.mark()
 
     def is_due(self, step: int) -> bool:
         """Whether a row is written at the end of this step."""

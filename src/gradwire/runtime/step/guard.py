@@ -89,7 +89,8 @@ class Guard:
 
     def take(self) -> float | None:
         """The relative error of all comparisons since the last call; None if there were none."""
-        since, self._since = self._since, Missed(0.0, 0.0)
+        since = self._since
+        self._since = Missed(0.0, 0.0)
         return sqrt(since.error / since.dense) if since.dense else None
 
 

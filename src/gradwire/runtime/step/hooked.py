@@ -86,7 +86,8 @@ class Lent:
     """
 
     def __init__(self, module: nn.Module, name: str, value: object) -> None:
-        self._module, self._name = module, name
+        self._module = module
+        self._name = name
         vars(module)[name] = value
         vars(module)[_OWN].names.add(name)
 

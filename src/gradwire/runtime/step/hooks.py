@@ -104,7 +104,8 @@ class Strangers:
     ) -> None:
         self._forget = mark_attached(model, params)
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
-        self._ddp, self._give_up = model, give_up
+        self._ddp = model
+        self._give_up = give_up
         ignored = model.parameters_to_ignore if isinstance(model, DistributedDataParallel) else ()
         self._sharded: dict[str, Any] = {}
         if sharded_modules(self._model):
@@ -233,10 +234,12 @@ class ModuleHooks:
         strangers: Strangers,
         local: LocalGradients,
     ) -> None:
-        self._progress, self._synchroniser = progress, progress.synchroniser
+        self._progress = progress
+        self._synchroniser = progress.synchroniser
         self._synchroniser.counts_use = True
         self._local = local
-        self.overlap, self._strangers = overlap, strangers
+        self.overlap = overlap
+        self._strangers = strangers
         self.params = dict(params)
         self.on_end: Callable[[], None] | None = None
         self.shrinking: Shrinks | None = None
@@ -301,7 +304,8 @@ class ModuleHooks:
         if not synchroniser.open:
             self._open_step()
             # What no hook has brought is handed in before any attached model waits for its means.
-            rest, end = partial(self._do, self._complete), partial(self._do, self._finish)
+            rest = partial(self._do, self._complete)
+            end = partial(self._do, self._finish)
             self._progress.queue_end(end, rest, behind_others=self.ends_behind_others)
 
     def _is_retry(self, name: str) -> bool:
@@ -359,7 +363,8 @@ class ModuleHooks:
 
         A sparse gradient is made dense if its module did not announce one.
         """
-        synchroniser, grad = self._synchroniser, param.grad
+        synchroniser = self._synchroniser
+        grad = param.grad
         if grad is not None and grad.__class__ is not Tensor:
             grad = shard_of_grad(param)
         if grad is not None and grad.dtype != param.dtype:

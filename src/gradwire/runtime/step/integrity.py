@@ -26,7 +26,9 @@ from ...kernels.crc import crc32
 
 DEFAULT_CHECK_EVERY = 64
 _CHUNK_BYTES = 2**24
-_MIX, _NEXT = -0x61C8864680B583EB, -0x40A7B892E31B1A47  # odd words of 64 bits
+# odd words of 64 bits
+_MIX = -0x61C8864680B583EB
+_NEXT = -0x40A7B892E31B1A47
 
 
 def digests_of(tensors: Sequence[Tensor]) -> list[int]:

@@ -139,7 +139,9 @@ class Message:
         lanes: Mapping[str, str] | None = None,
         num_flags: int = 0,
     ) -> None:
-        self.index, self.exchange, self.after = index, exchange, tuple(after)
+        self.index = index
+        self.exchange = exchange
+        self.after = tuple(after)
         self.device = home_of((one.param for one in ranges), host_only=exchange.declared.host_only)
         """Where the gradients are encoded, and where the buffer and the state lie."""
         self.slots, shapes = _laid_out(ranges)
@@ -147,7 +149,8 @@ class Message:
         if num_flags:
             shapes.append((num_flags,))
         dtype = ranges[0].param.dtype
-        numel, device = end + num_flags, self.device.type
+        numel = end + num_flags
+        device = self.device.type
         self.spec = TensorSpec(f"message {index}", numel, dtype, tuple(shapes), device, rank)
         self._lent_N: Tensor | None = None
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
@@ -345,7 +348,8 @@ class Message:
     @torch.no_grad()
     def _gather(self, grads: Grads, copying: Copying) -> None:
         """Gathers all gradients but those that were encoded ahead, which are in the buffer."""
-        ahead, places = self.member.ahead, [*range(len(self.slots))]
+        ahead = self.member.ahead
+        places = [*range(len(self.slots))]
         if ahead:
             places = [place for place in places if place not in ahead]
         self._set_aside = {}
@@ -393,7 +397,8 @@ class Message:
 
     def _paired(self, place: int, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the buffer at one slot, and the parts of a gradient that belong there."""
-        slot, view = self.slots[place], self._views[place]
+        slot = self.slots[place]
+        view = self._views[place]
         if slot.is_whole:
             return [view], [grad]
         parts = [*parts_of(grad, slot.first, slot.last)]
@@ -408,7 +413,8 @@ class Message:
         """
         for slot in self.slots:
             if slot.name == name:
-                kept, own = self._set_aside.get(slot, {}), self.state_of(slot)
+                kept = self._set_aside.get(slot, {})
+                own = self.state_of(slot)
                 if self.backup.before is not None:
                     kept = self.state_of(slot, self.backup.before)
                 for path, tensor in kept.items():
@@ -416,11 +422,14 @@ class Message:
 
     def state_of(self, slot: Slot, state: State = None) -> dict[str, Tensor]:
         """Views of one slot's part of ``state`` (None: the message's own), by path."""
-        place, own, found = self.slots.index(slot), {}, [*self._leaves(state)]
+        place = self.slots.index(slot)
+        own = {}
+        found = [*self._leaves(state)]
         held = self._shares.tensors[self._place] if self._shares is not None else (place,)
         counts = Counter(field_of(path) for path, _ in found)
         for path, tensor in found:
-            field, index = field_of(path), place
+            field = field_of(path)
+            index = place
             if self._shares is not None and counts[field] < len(self.spec.shapes):
                 index = held.index(place) if place in held else -1  # a share has only its tensors
             if not self._is_by_parameter(path, tensor):
@@ -531,7 +540,8 @@ def parts_of(tensor: Tensor, first: int, last: int) -> Iterator[Tensor]:
         yield tensor.view(-1)[first:last]
         return
     row = tensor.numel() // tensor.shape[0]
-    (start, before), (stop, behind) = divmod(first, row), divmod(last, row)
+    (start, before) = divmod(first, row)
+    (stop, behind) = divmod(last, row)
     if start == stop:
         yield from parts_of(tensor[start], before, behind)
         return

@@ -48,9 +48,11 @@ class Progress:
     ) -> None:
         self.guard: Guard | None = None
         self.logs: list[Log] = []
-        self.synchroniser, self.recorder = synchroniser, recorder
+        self.synchroniser = synchroniser
+        self.recorder = recorder
         synchroniser.undoes_skipped = scaler is not None and scaler.is_enabled()
-        self._params, self._scaler = dict(params), scaler
+        self._params = dict(params)
+        self._scaler = scaler
         self._names = {id(param): name for name, param in params}
         self._held: set[str] | None = None
         """The parameters that optimizers of this rank hold; None until it matters."""
@@ -110,7 +112,8 @@ class Progress:
         ``before`` it waits is done before any of them waits: ranks may reach models in any order.
         DDP hands in all by itself, and reads the means as soon as its own callback is over.
         """
-        queue, ended = torch.autograd.Variable._execution_engine.queue_callback, self.ending(end)
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        ended = self.ending(end)
 
         def handed_in() -> None:
             assert before is not None
@@ -190,7 +193,8 @@ class Progress:
 
         ``sent_bytes`` are those of a step that was left to others.
         """
-        costs, now_s = dict(self.recorder.costs(self.step)), wall_clock()
+        costs = dict(self.recorder.costs(self.step))
+        now_s = wall_clock()
         if sent_bytes is not None:
             costs["wire_bytes"] = sent_bytes
         density = density_of_step(
@@ -207,7 +211,8 @@ class Progress:
         self.synchroniser.end_step()
         if self.guard is not None:
             self.guard.end(self.step, self._in_step, self._engine.rank)
-        looks, logs = self._looks(), self._due()
+        looks = self._looks()
+        logs = self._due()
         self.step += 1
         self._num_backward = max(self._num_backward, self.step)
         if (looks or (logs and self.step >= _FIRST_LOOK)) and not self._warned:

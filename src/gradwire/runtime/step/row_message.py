@@ -35,7 +35,8 @@ class RowMessage(Message):
         collective: Collective | None = None,
         after: Sequence[int] = (),
     ) -> None:
-        ranges, exchange = [ParamRange.whole(name, param)], RowExchange(collective)
+        ranges = [ParamRange.whole(name, param)]
+        exchange = RowExchange(collective)
         super().__init__(index, ranges, exchange, rank, world, after=after)
         self.slots = []  # it has no range of a flat buffer
 
@@ -57,7 +58,8 @@ class RowMessage(Message):
         if grad is not None:
             with copying():
                 found = (grad if grad.is_sparse else grad.to_sparse(1)).coalesce()
-                rows, values = found.indices()[0].cpu(), found.values().cpu()
+                rows = found.indices()[0].cpu()
+                values = found.values().cpu()
                 self.flat_N = as_rows(rows, values, found.shape)
 
     @torch.no_grad()

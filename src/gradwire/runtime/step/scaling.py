@@ -120,8 +120,10 @@ class StepObserver:
 
     def update(self, new_scale: Any = None) -> None:
         """The scaler's ``update``, before which steps by hand are ended."""
-        unscaled, self._unscaled = self._unscaled, {}
-        has_stepped, self._has_stepped = self._has_stepped, False
+        unscaled = self._unscaled
+        self._unscaled = {}
+        has_stepped = self._has_stepped
+        self._has_stepped = False
         for optimizer in unscaled.values():
             self._tell(optimizer)
         for watcher in tuple(self.watchers):

@@ -58,7 +58,8 @@ class Check:
     """Compares what is ``equal`` on all ranks, in every ``every``-th step; None: in no step."""
 
     def __init__(self, every: int | None, equal: Equal) -> None:
-        self.every, self._equal = every, equal
+        self.every = every
+        self._equal = equal
         self._own: dict[str, int] = {}
         self._turn = -1
         self.trains = True
@@ -124,7 +125,8 @@ class StepReport:
     """
 
     def __init__(self, check: Check, world: int) -> None:
-        self.check, self.confirms = check, False
+        self.check = check
+        self.confirms = False
         self.restart(world)
 
     def restart(self, world: int) -> None:
@@ -132,7 +134,9 @@ class StepReport:
         self.records = [Record()] * world
         self.look: Callable[[], int] = lambda: 0
         """The number of the newcomer that waits, as this rank sees it; 0 without one."""
-        self._norm, self._num_steps, self._newcomer = 0.0, 0, 0
+        self._norm = 0.0
+        self._num_steps = 0
+        self._newcomer = 0
 
     @property
     def newcomer(self) -> int:
@@ -173,7 +177,8 @@ class StepReport:
             def note() -> None:
                 owed = [tensor for one in messages for tensor in residuals(one.state).values()]
                 with streams.beside():
-                    self._norm, self._num_steps = norm_over_all(owed), num_steps
+                    self._norm = norm_over_all(owed)
+                    self._num_steps = num_steps
 
             yield Compute("norm", note)
         self._newcomer = self.look()
@@ -214,7 +219,8 @@ class Synchroniser:
         self._infinite: set[str] = set()
         """The parameters of which a mean was not finite since their optimizer's last step."""
         self.streams = Streams()
-        self.params, self.names = params, list(params)
+        self.params = params
+        self.names = list(params)
         self._lock = threading.Lock()
         self.open = False
         self._scale = 1.0
@@ -262,7 +268,8 @@ class Synchroniser:
 
     def go_on(self, engine: Engine, messages: Sequence[Message]) -> None:
         """Goes on among other ranks, with messages for these; what is open is dropped."""
-        self.engine, self.open = engine, False
+        self.engine = engine
+        self.open = False
         self.report.restart(engine.world)
         self.check.forget()
         self.replace(messages)
@@ -356,8 +363,12 @@ class Synchroniser:
         papers do that compare with it. ``PlannedMessage.early`` are encoded on the compute lane or,
         where gradients lie on a device, by the host: on a lane of its own, from pinned memory.
         """
-        engine, step, index, lane = self.engine, self._step, message.index, message.lanes[name]
-        side, grads = self._side(message), self.grads
+        engine = self.engine
+        step = self._step
+        index = message.index
+        lane = message.lanes[name]
+        side = self._side(message)
+        grads = self.grads
         numel_bytes = self.params[name].numel() * message.spec.dtype.itemsize
         copying = self._copying([name], side, to_host_bytes=numel_bytes)
 
@@ -381,7 +392,8 @@ class Synchroniser:
         self._ahead.setdefault(index, []).append(made)
 
     def _launch(self, message: Message) -> Task:
-        names, side = message.names, self._side(message)
+        names = message.names
+        side = self._side(message)
         if side is not None and self._marks is None:
             self._marks = StepMarks(self.streams)
         if message.flags_F is not None:
@@ -407,8 +419,11 @@ class Synchroniser:
     ) -> tuple[Steps[None], Callable[[], None] | None]:
         """A message's text, and what writes its mean back; None where its text does that."""
         # All of this step, even if it is abandoned.
-        grads, num_left, marks = self.grads, self._num_left, self._marks
-        names, rows = message.names, message.is_of_rows
+        grads = self.grads
+        num_left = self._num_left
+        marks = self._marks
+        names = message.names
+        rows = message.is_of_rows
         size_bytes = 0 if rows else message.spec.size_bytes
         copying = self._copying(names, side, to_host_bytes=size_bytes)
 
@@ -536,9 +551,12 @@ class Synchroniser:
 
         It travels while the last messages are on their way, and once more to confirm the step.
         """
-        engine, report = self.engine, self.report
-        digests, counts = self.check.taken(self._turn), self.counts_use and self._flags_F is None
-        used, index = self._used() if counts else b"", len(self.messages)
+        engine = self.engine
+        report = self.report
+        digests = self.check.taken(self._turn)
+        counts = self.counts_use and self._flags_F is None
+        used = self._used() if counts else b""
+        index = len(self.messages)
         if engine.world == 1:
             report.records = [Record(newcomer=report.look(), used=used)]
             return

@@ -97,7 +97,9 @@ class Lookout:
     """
 
     def __init__(self, fingerprint: str) -> None:
-        self.number, self._fingerprint, self._stop = 0, fingerprint, threading.Event()
+        self.number = 0
+        self._fingerprint = fingerprint
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="gradwire lookout", daemon=True)
         self._thread.start()
 
@@ -108,7 +110,8 @@ class Lookout:
 
     def _watch(self) -> None:
         with suppress(dist.DistError):  # the pulse says that the store is lost
-            store, beats = own_store(REJOINED), dict[int, int]()
+            store = own_store(REJOINED)
+            beats = dict[int, int]()
             store.set("run", self._fingerprint)
             while not self._stop.wait(PERIOD_S):
                 asked = range(1, store.add("asked", 0) + 1)
@@ -156,7 +159,8 @@ def come_together(
         heal(engine)
         return engine, group
 
-    opened, verdict = ExitStack(), ""
+    opened = ExitStack()
+    verdict = ""
     working: Future[tuple[Engine, Group]] = in_background(work)
     try:
         verdict = _judged(offer, who, working, timeout, old)
@@ -177,7 +181,9 @@ def _judged(
     offer: Offer, who: Membership, working: Future[Any], timeout: timedelta, old: Engine | None
 ) -> str:
     """The verdict of all ranks on a newcomer; this one is ready once ``working`` has ended well."""
-    place, beat, reason = cache(partial(own_store, REJOINED)), Stillness(), ""
+    place = cache(partial(own_store, REJOINED))
+    beat = Stillness()
+    reason = ""
 
     def own() -> str | None:  # called in a thread that may wait for the store
         nonlocal reason
@@ -237,7 +243,8 @@ class Newcomer:
             if not is_right:
                 raise invalid(name, given, accepted, remedy)
         meet_in(store)
-        self._start_s, self.seconds = time.monotonic(), 0.0
+        self._start_s = time.monotonic()
+        self.seconds = 0.0
 
     def ask(self, own: Fingerprint, timeout: timedelta) -> Membership:
         """This process's place in the run; raises ``RanksDiffer`` or ``RankFailed`` without one."""

@@ -153,8 +153,11 @@ class Shrinking:
         healing: Healing | None,
         newcomer: Newcomer | None,
     ) -> None:
-        self._handle, self._progress, self._params = weakref.ref(handle), progress, params
-        self._make_messages, self._undo = make_messages, undo
+        self._handle = weakref.ref(handle)
+        self._progress = progress
+        self._params = params
+        self._make_messages = make_messages
+        self._undo = undo
         engine = self._engine
         self._name = engine.who.name
         self._ranks = [*engine.who.in_job(range(engine.world))]
@@ -166,7 +169,8 @@ class Shrinking:
         self._look_after(engine)
         self.left: list[dict[str, Any]] = []
         self.joined: list[dict[str, Any]] = []
-        handle.left, handle.joined = self.left, self.joined
+        handle.left = self.left
+        handle.joined = self.joined
         self._report.confirms = True
         self._healing = healing
         if newcomer is not None:
@@ -283,8 +287,11 @@ class Shrinking:
 
         A model that has lost none goes on among the same ranks, for a step that is repeated.
         """
-        engine, synchroniser, start_s = self._engine, self._progress.synchroniser, time.monotonic()
-        num_steps, is_open = self._progress.step, synchroniser.open
+        engine = self._engine
+        synchroniser = self._progress.synchroniser
+        start_s = time.monotonic()
+        num_steps = self._progress.step
+        is_open = synchroniser.open
         own = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
         has_lost = not {*failure.ranks}.isdisjoint(self._ranks)
         decision = meet(engine, failure, own, repeats=not has_lost)
@@ -303,7 +310,8 @@ class Shrinking:
 
     def _note(self, engine: Engine, decision: Survivors, failure: RankFailed) -> RanksLost:
         """Notes who left; returns the error that says so."""
-        records, gone = self._report.records, {*range(engine.world)} - {*decision.ranks}
+        records = self._report.records
+        gone = {*range(engine.world)} - {*decision.ranks}
         if not gone:
             return RanksLost(
                 f"rank {listed(failure.ranks)} is lost, in another model; "
@@ -331,7 +339,8 @@ class Shrinking:
 
     def _go_on(self, failure: RankFailed, decision: Survivors, *, undoes: bool) -> None:
         """Connects the survivors and moves the state of exchanges over."""
-        old, synchroniser = self._engine, self._progress.synchroniser
+        old = self._engine
+        synchroniser = self._progress.synchroniser
         old.close()  # nobody writes into gradients or state now; what waits for peers is abandoned
         synchroniser.streams.catch_up()
         if undoes:
@@ -384,7 +393,9 @@ class Shrinking:
 
     def _admit(self, offer: Offer) -> None:
         """Takes a newcomer in where all ranks agree, else goes on as before."""
-        start_s, old, synchroniser = time.monotonic(), self._engine, self._progress.synchroniser
+        start_s = time.monotonic()
+        old = self._engine
+        synchroniser = self._progress.synchroniser
         synchroniser.streams.catch_up()
         heal = self._healer(offer) if old.rank == 0 else lambda engine: None
         found = come_together(offer, self._connect, heal, old.timeout, old)
@@ -401,13 +412,15 @@ class Shrinking:
         self._note_newcomer(offer, time.monotonic() - start_s)
 
     def _note_newcomer(self, offer: Offer, seconds: float) -> None:
-        self._ranks, self._num_labels = offer.labels, offer.labels[-1] + 1
+        self._ranks = offer.labels
+        self._num_labels = offer.labels[-1] + 1
         self.joined.append({"rank": offer.labels[-1], "step": offer.step, "seconds": seconds})
         _log.warning("rank %d has joined at step %d", offer.labels[-1], offer.step)
 
     def _healer(self, offer: Offer) -> Callable[[Engine], None]:
         """The way to send the newcomer what it lacks; raises where none can come in now."""
-        healing, why = self._healing, ""
+        healing = self._healing
+        why = ""
         assert healing is not None
         pairs = zip(self._params, self._means, strict=False)
         if any(p.grad is mean is not None and mean.count_nonzero() for (_, p), mean in pairs):

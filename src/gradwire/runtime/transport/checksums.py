@@ -63,7 +63,8 @@ class Seals:
         places: Sequence[tuple[int, int, Sequence[int]]],
         step: int = -1,
     ) -> None:
-        self._places, self._step = [Position(*place) for place in places], step
+        self._places = [Position(*place) for place in places]
+        self._step = step
         pairs = zip(verbs, self._places, strict=True)
         self.beside = [_beside(verb, place.world) for verb, place in pairs]
 
@@ -177,7 +178,9 @@ def _straight(verb: Any, place: Position | None) -> Steps[Any]:
     if place is None or not verb.buf.numel():
         return (yield verb)
     rank, world, _ = place
-    buf, among, size = verb.buf, verb.among, verb.buf.numel()
+    buf = verb.buf
+    among = verb.among
+    size = verb.buf.numel()
     nothing = (0,) * world
     match verb:
         case AllGather(out):

@@ -81,7 +81,9 @@ class TaskManager:
         on_error: Callable[[Task, BaseException], None],
         clock: Clock = wall_clock,
     ) -> None:
-        self._observe, self._on_error, self._clock = observe, on_error, clock
+        self._observe = observe
+        self._on_error = on_error
+        self._clock = clock
         self._lock = threading.Lock()
         every = (*lanes, *spare)
         self._ready: dict[str, list[tuple[tuple[int, ...], int, Task]]] = {k: [] for k in every}
@@ -111,7 +113,8 @@ class TaskManager:
     def stop(self) -> bool:
         """Starts no further task and lets the threads end; returns whether it was running."""
         with self._lock:
-            was_running, self._stopped = not self._stopped, True
+            was_running = not self._stopped
+            self._stopped = True
             for condition in self._wake.values():
                 condition.notify_all()
         return was_running
@@ -176,7 +179,8 @@ class TaskManager:
                 return []
             self._num_begun += 1
         freed: list[Task] = []
-        beginning, start_s = threading.get_ident(), self._clock()
+        beginning = threading.get_ident()
+        start_s = self._clock()
 
         def over(error: BaseException | None) -> None:
             try:
@@ -212,7 +216,8 @@ class TaskManager:
                 self._wake[lane].notify()
 
     def _serve(self, lane: str) -> None:
-        queue, wake = self._ready[lane], self._wake[lane]
+        queue = self._ready[lane]
+        wake = self._wake[lane]
         while True:
             with self._lock:
                 while not self._stopped and (not queue or lane in self._busy):
@@ -305,5 +310,7 @@ class Once:
             if self.called:
                 return
             self.called = True
-        callback, self._callback = self._callback, lambda failure: None  # and what it refers to
+        # and what it refers to
+        callback = self._callback
+        self._callback = lambda failure: None
         callback(failure)

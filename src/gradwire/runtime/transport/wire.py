@@ -197,7 +197,8 @@ class Circle:
 
     def close_direct(self) -> None:
         """Gives the device's own channel back, if there is one."""
-        direct, self.direct = self.direct, None
+        direct = self.direct
+        self.direct = None
         if direct:
             direct.shutdown()
 
@@ -259,7 +260,8 @@ class Routes:
     """The channels of one rank, by the ranks that they lead to; none where it is alone there."""
 
     def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
-        self.lanes, self.checksums = lanes, checksums
+        self.lanes = lanes
+        self.checksums = checksums
         self.circles: dict[Among, Circle] = {}
         self.last_verbs = LastVerbs()
 
@@ -394,7 +396,8 @@ def agree_to_lend(host: Circle) -> bool:
     """Whether the ranks of a host, which all call this, can read each other's memory."""
     host.lends = True
     one = torch.zeros(1, device="cpu")
-    room, sizes = Room(1, one, one.dtype), (0,) * host.world
+    room = Room(1, one, one.dtype)
+    sizes = (0,) * host.world
 
     def carry(verbs: Sequence[Any]) -> list[Any]:
         if isinstance(verbs[0], Compute):
@@ -473,7 +476,8 @@ def begin(verb: Communication, channel: Channel, over: Over, seals: Seals | None
         else:
             last(None)
 
-    lock, works = threading.Lock(), [start(verb, channel)]
+    lock = threading.Lock()
+    works = [start(verb, channel)]
     if seals is not None:
         works += [start(one, channel) for _, one in seals.written([verb])]
     left = [*works]

@@ -124,7 +124,8 @@ class oktopk(Exchange):
             me.selection = None
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        numel, step = grad_N.numel(), int(state.step)
+        numel = grad_N.numel()
+        step = int(state.step)
         asked = share_of(self.density, numel)
         own, shared = state.thresholds_2.tolist()
         is_exact = step % EXACT_STEPS == 0

@@ -58,7 +58,8 @@ class Regions:
         indices_K, values_K, _ = entries
         cuts_C = torch.tensor(self.edges[1:-1], dtype=torch.int32)
         stops = [*torch.searchsorted(indices_K, cuts_C).tolist(), entries.num]
-        found, start = [], 0
+        found = []
+        start = 0
         for first, stop in zip(self.edges, stops, strict=False):
             found.append(Entries(indices_K[start:stop] - first, values_K[start:stop]))
             start = stop
@@ -73,7 +74,8 @@ def even_cuts(numel: int, world: int) -> Tensor:
 
 def write_cuts(indices_K: Tensor, numel: int, cuts_C: Tensor) -> None:
     """Fills ``cuts_C`` with the inner borders that cut these ascending indices into equal parts."""
-    count, world = indices_K.numel(), cuts_C.numel() + 1
+    count = indices_K.numel()
+    world = cuts_C.numel() + 1
     if count:
         at_C = torch.tensor([count * rank // world for rank in range(1, world)])
         cuts_C.copy_(indices_K[at_C])

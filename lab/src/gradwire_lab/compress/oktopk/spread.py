@@ -28,7 +28,8 @@ class Spread:
         >>> Spread.of([9, 0, 0], 4.0).is_even, Spread.of([9, 0, 0], 2.0).gets
         (True, (0, 3, 6, 9))
         """
-        has, world = tuple(accumulate(counts, initial=0)), len(counts)
+        has = tuple(accumulate(counts, initial=0))
+        world = len(counts)
         if max(counts) * world <= most_uneven * has[-1]:
             return cls(has, has)
         return cls(has, tuple(has[-1] * rank // world for rank in range(world + 1)))
@@ -40,7 +41,8 @@ class Spread:
 
     def piece(self, source: int, target: int) -> slice:
         """The sums that go from one rank to another, counted from the first of the source's."""
-        first, last = self.has[source], self.has[source + 1]
+        first = self.has[source]
+        last = self.has[source + 1]
         start = max(first, self.gets[target])
         return slice(start - first, max(start, min(last, self.gets[target + 1])) - first)
 

@@ -68,13 +68,18 @@ class Turn:
         grad_N: Tensor,
         out_N: Tensor,
     ) -> None:
-        self.me, self.regions, self.asked, self.out_N = me, regions, asked, out_N
+        self.me = me
+        self.regions = regions
+        self.asked = asked
+        self.out_N = out_N
         self.most_uneven = most_uneven
-        self.sum_dtype, self.dtype = working_dtype(grad_N.dtype), grad_N.dtype
+        self.sum_dtype = working_dtype(grad_N.dtype)
+        self.dtype = grad_N.dtype
 
     def reduce(self, taken: Entries) -> Steps[Entries]:
         """Sends each rank what lies in its region; returns the own region's sums over W."""
-        me, regions = self.me, self.regions
+        me = self.me
+        regions = self.regions
         shares = regions.shares(self.asked)
         sent, counts = yield me.sized(
             "encode",
@@ -96,7 +101,8 @@ class Turn:
 
         Returns the threshold for the next step and how many elements arrived.
         """
-        me, regions = self.me, self.regions
+        me = self.me
+        regions = self.regions
         share = regions.shares(self.asked)[me.rank]
         chosen, told = yield me.sized(
             "encode",
@@ -144,7 +150,9 @@ class Turn:
 
         Their places are relative to the whole gradient, unless nothing moves.
         """
-        me, regions, ranks = self.me, self.regions, range(self.me.world)
+        me = self.me
+        regions = self.regions
+        ranks = range(self.me.world)
         sent = [self._moved(spread, me.rank, rank) for rank in ranks]
         come = [self._moved(spread, rank, me.rank) for rank in ranks]
         sizes = [[one.layout.slot_bytes if one else 0 for one in both] for both in (sent, come)]
@@ -195,7 +203,8 @@ class Turn:
 
     def _list(self, rank: int, spread: Spread) -> _List:
         """The sums that a rank sends to all others."""
-        count, numel = spread.count(rank), self.out_N.numel()
+        count = spread.count(rank)
+        numel = self.out_N.numel()
         if spread.is_even:
             return self._of_region(rank, count)
         form = smallest(self.regions.among, count, numel, 1, self.dtype)
@@ -203,7 +212,8 @@ class Turn:
 
     def _agree(self, told: list[int], threshold: float) -> Steps[_Listed]:
         """Tells all ranks how many sums this one has, and how many of them reach ``threshold``."""
-        me, regions = self.me, self.regions
+        me = self.me
+        regions = self.regions
         own_T = me.told("own told", _TOLD).copy_(torch.tensor(told))
         told_WT = me.told("told", _TOLD * me.world)
         yield AllGather(told_WT, own_T)
@@ -216,7 +226,8 @@ class Turn:
             ranks=of_each,
             usual=[shares[rank] for rank in of_each],
         )
-        reach_W, most = flat[1::_TOLD], round(MOST * self.asked)
+        reach_W = flat[1::_TOLD]
+        most = round(MOST * self.asked)
         count = sum(reach_W)
         if not threshold or count < FEWEST * self.asked:
             return _Listed(flat[::_TOLD], is_all=True, is_exact=True)

@@ -17,7 +17,8 @@ from gradwire.kernels.sparse.entries import Entries
 
 from .._reaching import reaching
 
-FEWEST, MOST = 0.5, 2.0
+FEWEST = 0.5
+MOST = 2.0
 """Least and most that a threshold may let pass, as factors of what is asked for."""
 
 

@@ -89,7 +89,10 @@ class Shelf:
         dtype: torch.dtype,
         like: Tensor,
     ) -> None:
-        self.me, self.chunks, self.order, self.dtype = me, chunks, order, dtype
+        self.me = me
+        self.chunks = chunks
+        self.order = order
+        self.dtype = dtype
         self.layouts = [chunks.layout(chunk, dtype) for chunk in order]
         self.edges = [*accumulate((form.slot_bytes for form in self.layouts), initial=0)]
         self.buffer = me.scratch(name, self.edges[-1], like, torch.uint8)
@@ -106,9 +109,11 @@ class Shelf:
 
     def read(self, *places: int) -> list[Entries]:
         """Decodes the entries at these places; they are valid until the next call."""
-        packed, lengths = [], []
+        packed = []
+        lengths = []
         for place in places:
-            chunk, layout = self.order[place], self.layouts[place]
+            chunk = self.order[place]
+            layout = self.layouts[place]
             room = self.span(range(place, place + 1))[: layout.size_bytes]
             packed.append(Packed(self.chunks.form(chunk, self.dtype), Payload(layout, room)))
             lengths.append(self.chunks.length(chunk))

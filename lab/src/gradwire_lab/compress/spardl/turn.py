@@ -35,12 +35,16 @@ class Turn:
         out_N: Tensor,
         residual_N: Tensor | None,
     ) -> None:
-        self.me, self.chunks, self.grad_N, self.out_N = me, chunks, grad_N, out_N
+        self.me = me
+        self.chunks = chunks
+        self.grad_N = grad_N
+        self.out_N = out_N
         self.is_kept = residual_N is not None
         if residual_N is None:
             residual_N = me.scratch("pending", grad_N.numel(), grad_N, chunks.sum_dtype)
         self.pending_N = residual_N
-        self.teams, self.size = teams, me.world // teams
+        self.teams = teams
+        self.size = me.world // teams
         self.team, place = divmod(me.rank, self.size)
         self.order = [*range(place, self.size), *range(place)]
         self.sums = Shelf(me, chunks, self.order, "sums", chunks.sum_dtype, grad_N)
@@ -52,7 +56,8 @@ class Turn:
         if not self.is_kept:
             yield self._compute("encode", range(self.size), self._begin)
         for distance, count in rounds(self.size):
-            away, here = range(distance, distance + count), range(count)
+            away = range(distance, distance + count)
+            here = range(count)
             yield self._compute("encode", away, self._cut)
             yield (
                 Send(circle[distance], self.sums.span(away)),
@@ -84,7 +89,8 @@ class Turn:
         others. ``alike`` ranks held one sum before; ``width`` times as many hold one afterwards.
         """
         width = 2 if self.teams & (self.teams - 1) == 0 else self.teams
-        chunks, own = self.chunks, self.order[0]
+        chunks = self.chunks
+        own = self.order[0]
         lists = Shelf(self.me, chunks, [own] * width, "lists", chunks.sum_dtype, self.grad_N)
         yield self._compute("encode", range(1), lambda _: lists.write(0, self._largest(0)))
         alike = 1
@@ -111,8 +117,10 @@ class Turn:
         ``alike`` ranks do the same. Each keeps its part of the elements that are cut.
         """
         chunk = self.order[0]
-        (start, stop), count = self.chunks.bounds[chunk], self.chunks.counts[chunk]
-        pending_L, most = self.pending_N[start:stop], len(places) * count
+        (start, stop) = self.chunks.bounds[chunk]
+        count = self.chunks.counts[chunk]
+        pending_L = self.pending_N[start:stop]
+        most = len(places) * count
         room = (
             self.me.passing("sum places", most, pending_L, torch.int32),
             self.me.passing("sum values", most, pending_L, pending_L.dtype),
@@ -124,7 +132,8 @@ class Turn:
         select.topk(sums_S, chosen_K, values_K, rest_S)
         lists.write(0, Entries(indices_S[chosen_K], values_K))
         kept_S = self._is_kept_here(indices_S, alike)
-        indices_R, rest_R = indices_S[kept_S], rest_S[kept_S]
+        indices_R = indices_S[kept_S]
+        rest_R = rest_S[kept_S]
         # Two finite elements may add up to one that is not.
         sums_R = (pending_L[indices_R] + rest_R).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         pending_L[indices_R] = sums_R
@@ -148,7 +157,8 @@ class Turn:
 
     def _largest(self, place: int) -> Entries:
         chunk = self.order[place]
-        (start, stop), count = self.chunks.bounds[chunk], self.chunks.counts[chunk]
+        (start, stop) = self.chunks.bounds[chunk]
+        count = self.chunks.counts[chunk]
         pending_L = self.pending_N[start:stop]
         indices_K = self.me.passing("places", count, pending_L, torch.int32)
         values_K = self.me.passing("values", count, pending_L, pending_L.dtype)

@@ -46,9 +46,13 @@ class elias_fano(SparseFormat):
         return Format((Field("values", dtype, count * width), low, high))
 
     def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
-        payload, places_K = self.with_values(entries, num_units, buffer), entries.indices_K
-        count, low, high = entries.num, payload["low"], payload["high"]
-        num_low, num_high = low_bits(count, num_units), high_bits(count, num_units)
+        payload = self.with_values(entries, num_units, buffer)
+        places_K = entries.indices_K
+        count = entries.num
+        low = payload["low"]
+        high = payload["high"]
+        num_low = low_bits(count, num_units)
+        num_high = high_bits(count, num_units)
         library = _load_elias() if places_K.device.type == "cpu" else None
         if library is None:
             bad = first_wrong(places_K, num_units)
@@ -66,10 +70,13 @@ class elias_fano(SparseFormat):
     def decode(
         self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
     ) -> Entries:
-        values, low, high = payload["values"], payload["low"], payload["high"]
+        values = payload["values"]
+        low = payload["low"]
+        high = payload["high"]
         count = values.numel() // width
         places_K = values.new_empty(count, dtype=torch.int32) if room is None else room[:count]
-        num_low, num_high = low_bits(count, num_units), high_bits(count, num_units)
+        num_low = low_bits(count, num_units)
+        num_high = high_bits(count, num_units)
         library = _load_elias() if places_K.device.type == "cpu" else None
         if library is None:
             set_K = bits.read(high, num_high, count)

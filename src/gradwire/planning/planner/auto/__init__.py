@@ -44,7 +44,8 @@ JUDGED = 2
 """The compressors that are gone into, those of the best first candidates."""
 NOT_WHILE_TRAINING = "write gw.pilot.auto(), which compares plans in real steps too"
 """The reason why attach takes no name of this planner, and the remedy."""
-PLAIN, MANY = 3, 16
+PLAIN = 3
+MANY = 16
 """The compressors of which the plan that ``attach`` makes by itself is compared too, and the number
 of ranks from which on it is not."""
 
@@ -91,7 +92,8 @@ def survey(profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: b
     if profile.sparsity is not None and profile.sparsity.compressor is None:
         other = SparsePart.of(profile, cluster)
         parts += [other] if len(other.messages) > len(sparse.messages) else []
-    exact, lossy = list[PricedPlan](), list[PricedPlan]()
+    exact = list[PricedPlan]()
+    lossy = list[PricedPlan]()
     for part in parts:
         for name, made in _dense(part.rest, cluster, overlap_forward):
             exact.append(_priced(name, part.beside(made), profile, cluster))

@@ -177,7 +177,8 @@ class Blend:
             yield CandidateMessage(ranges, DENSE)
         if self.setting is None:
             return
-        rest, shapes = every[num_first:], [tensor.shape for tensor, _ in self.tensors]
+        rest = every[num_first:]
+        shapes = [tensor.shape for tensor, _ in self.tensors]
         vectors = [one for one in rest if len(shapes[one.place]) < 2]
         matrices = [one for one in rest if len(shapes[one.place]) > 1]
         is_whole = self.exchange.declared.whole_tensors
@@ -197,15 +198,18 @@ class Blend:
         even = CHUNK_ALIGNMENT * self.cluster.num_ranks  # then the chunks of all ranks are alike
         length = max(1, -(-total // count // even) * even)
         for own in by_dtype.values():
-            held, ranges = 0, list[DraftedRange]()
+            held = 0
+            ranges = list[DraftedRange]()
             for place, start, stop in own:
                 while start < stop:
                     until = stop if is_whole else min(stop, start + length - held)
                     ranges.append(DraftedRange(place, start, until))
-                    held, start = held + until - start, until
+                    held = held + until - start
+                    start = until
                     if held >= length:
                         yield tuple(ranges)
-                        held, ranges = 0, []
+                        held = 0
+                        ranges = []
             if ranges:
                 yield tuple(ranges)
 

@@ -162,7 +162,8 @@ class Survey:
 
         Where that is equal too, the one nearest to dense.
         """
-        least_s, dense_s = min((one.seconds for one in self.lossy), default=0.0), self.dense.seconds
+        least_s = min((one.seconds for one in self.lossy), default=0.0)
+        dense_s = self.dense.seconds
         most_s = dense_s * (1 - MARGIN) if pays(least_s, dense_s) else math.inf
         return _plainest(self.lossy, most_s)
 
@@ -182,7 +183,8 @@ class Survey:
     @property
     def chosen(self) -> PricedPlan:
         """The dense one, unless the other gains the margin."""
-        dense, other = self.dense, self.compressed
+        dense = self.dense
+        other = self.compressed
         return other if other is not None and pays(other.seconds, dense.seconds) else dense
 
 

@@ -214,7 +214,8 @@ class _Maker:
         if isinstance(self.made, Compressor):
             return self.made.typical(self._share(tensor)).size_bytes
         spec = TensorSpec("", tensor.numel, getattr(torch, tensor.dtype), (tensor.shape,))
-        ranks, count = self.hosts.num_ranks, self.cluster.ranks_per_host
+        ranks = self.hosts.num_ranks
+        count = self.cluster.ranks_per_host
         sent_bytes: float = self.made.expected_bytes(spec, ranks)[0]
         return sent_bytes / travel("all_reduce", ranks).copies / count
 
@@ -224,7 +225,8 @@ class _Maker:
         The exchange cuts a message into its partitions at multiples of 8 elements, so those of a
         tiny gradient may be empty.
         """
-        count, num_ranks = min(num_partitions, tensor.numel), self.hosts.num_ranks
+        count = min(num_partitions, tensor.numel)
+        num_ranks = self.hosts.num_ranks
         for first in range(0, count, num_ranks):
             last = min(first + num_ranks, count)
             start, stop = (tensor.numel * place // count for place in (first, last))
@@ -240,7 +242,8 @@ class _Maker:
 
     def _message(self, chunks: tuple[Chunk, ...], partitions: int) -> PlannedMessage:
         """A compressed message; the exchange is told of partitions where they are few."""
-        name, setting = self.setting.compressor, self.setting
+        name = self.setting.compressor
+        setting = self.setting
         if setting.collective is not None and partitions < self.hosts.num_ranks:
             name = f"{name} in {partitions}"
             few = {"collective_settings": {"partitions": partitions}}

@@ -89,11 +89,10 @@ class CaSyncCost:
         if self.tells_sizes:
             told = self.num_ranks if self.is_ring else self.alpha
             sends_K = sends_K + batches_K * told * self.send.measured_s(SIZE_BYTES)
-        numel_K, ranks = numel / num_K, self.num_ranks
-        encode_K, decode_K = (
-            _each_s(self.codec.encode, numel_K),
-            _each_s(self.codec.decode, numel_K),
-        )
+        numel_K = numel / num_K
+        ranks = self.num_ranks
+        encode_K = _each_s(self.codec.encode, numel_K)
+        decode_K = _each_s(self.codec.decode, numel_K)
         decodes_K = (ranks - 1) * _each_s(self.codec.merge, numel_K) + decode_K
         if self.is_ring:
             return sends_K + batches_K * (ranks * encode_K + decodes_K)

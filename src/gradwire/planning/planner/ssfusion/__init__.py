@@ -59,7 +59,8 @@ from .fusion import (
     is_too_long,
 )
 
-VARIANTS, BOUNDS = ("naive", "o", "i", "oi"), ("compensated", "none")
+VARIANTS = ("naive", "o", "i", "oi")
+BOUNDS = ("compensated", "none")
 
 
 def ssfusion(
@@ -175,7 +176,8 @@ class _Maker:
         if self.cost.num_shares > 1:
             return self._on_hosts(group, name)
         dense = self._excluded(group)
-        total, whole = _numel(group), _numel(group[place] for place in dense)
+        total = _numel(group)
+        whole = _numel(group[place] for place in dense)
         density = min(self.cost.density, max(self.floor, self._density(total, whole)))
         offloaded = self._offloaded(group, dense) if self.offloads else set()
         upto_s = list(
@@ -185,7 +187,8 @@ class _Maker:
             )
         )
         gathered_bytes = self._payload_bytes(group, dense, density)
-        reduced, reduced_bytes = set[int](), 0
+        reduced = set[int]()
+        reduced_bytes = 0
         if self.interleaves:
             reduced, reduced_bytes = self._reduced(group, dense, upto_s, gathered_bytes)
             gathered_bytes -= sum(_dense_bytes(group[place]) for place in reduced)
@@ -217,10 +220,15 @@ class _Maker:
     def _on_hosts(self, group: list[Arrival], name: str) -> tuple[list[PlannedMessage], float, int]:
         """``messages`` of hosts of several ranks: as many dense ones as let all arrive earliest."""
         ready_s = list(accumulate((one.backward_s for one in group), initial=self.now_s))[1:]
-        free_s, total, rising = self.link.free_s, _numel(group), _rising(group)
-        best, best_s, density = set[int](), inf, self.cost.density
+        free_s = self.link.free_s
+        total = _numel(group)
+        rising = _rising(group)
+        best = set[int]()
+        best_s = inf
+        density = self.cost.density
         for count in range(len(group)):
-            dense, sparse = set(rising[:count]), [group[place] for place in rising[count:]]
+            dense = set(rising[:count])
+            sparse = [group[place] for place in rising[count:]]
             left = self._density(total, total - _numel(sparse))
             if count and self.is_bound and left < self.floor:
                 break
@@ -233,8 +241,11 @@ class _Maker:
             gathered_s = self.cost.apart_s([one.tensor.numel for one in sparse], gathered_bytes)
             end_s = self.link.take(ready_s[-1], gathered_s)
             if end_s < best_s:
-                best, best_s, density = dense, end_s, left
-        self.link.free_s, self.now_s = best_s, ready_s[-1]
+                best = dense
+                best_s = end_s
+                density = left
+        self.link.free_s = best_s
+        self.now_s = ready_s[-1]
         gathered = PlannedMessage(
             chunks=_chunks(group, set(range(len(group))) - best), exchange=name
         )
@@ -247,7 +258,8 @@ class _Maker:
     def _excluded(self, group: list[Arrival]) -> set[int]:
         """The tensors that are not sparsified: always the smallest of the group."""
         found: set[int] = set()
-        total, whole = _numel(group), 0
+        total = _numel(group)
+        whole = 0
         computes_s = sum(one.backward_s + self._encode_s(one) for one in group)
         for place in _rising(group)[:-1]:
             one = group[place]
@@ -278,7 +290,8 @@ class _Maker:
     def _offloaded(self, group: list[Arrival], dense: set[int]) -> set[int]:
         """The tensors that are encoded beside the backward pass before it has ended."""
         found: set[int] = set()
-        ready_s, until_s = self.now_s, self.now_s + sum(one.backward_s for one in group)
+        ready_s = self.now_s
+        until_s = self.now_s + sum(one.backward_s for one in group)
         for place, one in enumerate(group[:-1]):
             ready_s += one.backward_s
             seconds = self.beside.seconds(one.tensor.numel)

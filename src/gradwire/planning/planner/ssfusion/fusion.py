@@ -62,7 +62,8 @@ def arrivals(profile: Profile) -> list[Arrival]:
     The time of layers without gradients counts for the next tensor. Time after the last gradient is
     in none: nothing that is sent waits for it.
     """
-    found, waited_s = [], 0.0
+    found = []
+    waited_s = 0.0
     for layer in reversed(profile.layers):
         waited_s += layer.backward_s
         for tensor in reversed(layer.tensors):
@@ -107,7 +108,9 @@ class SparseCost:
         """
         check_share("density", density)
         made = sparsifier(compressor, density)
-        count, within, on_hosts = cluster.ranks_per_host, cluster.within_line, NOTHING
+        count = cluster.ranks_per_host
+        within = cluster.within_line
+        on_hosts = NOTHING
         if count > 1:
             codec = cluster.codecs.get(compressor)
             encode = NOTHING if codec is None else codec.encode
@@ -258,7 +261,8 @@ def _cuts(table: _Table) -> list[int]:
     last = len(table.lane_B) - 1
     end_B = np.full(last + 1, np.inf)
     end_B[0] = 0.0
-    ends_s, chosen = [], []
+    ends_s = []
+    chosen = []
     least_gather_s = float(table.gather_AB.min())
     last_gather_s = float(table.gather_AB[:, last].min())
     best_s = np.inf

@@ -35,7 +35,8 @@ def messages_of_blocks(
     """The messages of an instance's blocks, whose buckets are ``cut``."""
     found = []
     for index, first, count, _, _ in blocks:
-        bucket, step = cut[index], instance.basic_bytes[index] // cut[index].item_bytes
+        bucket = cut[index]
+        step = instance.basic_bytes[index] // cut[index].item_bytes
         stop = min((first + count) * step, bucket.numel)
         found.append(PlannedMessage(chunks=bucket.chunks(first * step, stop)))
     return tuple(found)
@@ -91,7 +92,8 @@ class Instance:
         for bucket, num_basic in enumerate(self.num_basic):
             if sent[bucket] == num_basic:
                 continue
-            first, start_s = sent[bucket], free_s
+            first = sent[bucket]
+            start_s = free_s
             if blocks and blocks[-1].bucket == bucket:
                 _, first, _, start_s, _ = blocks.pop()
             blocks.append(self._block(bucket, first, num_basic - first, start_s))
@@ -110,7 +112,8 @@ class Instance:
         """Every bucket whole: in backward order until the backward pass ends, then in forward
         order (theorem 1)."""
         blocks: list[UnequalBlock] = []
-        link, coming = Lane(), list(range(len(self.layer)))
+        link = Lane()
+        coming = list(range(len(self.layer)))
         while coming:
             ready_s = self.layer_ends_s[self.layer[coming[-1]]]
             is_after = link.start_s(ready_s) >= self.layer_ends_s[0]
@@ -124,8 +127,13 @@ class Instance:
         """Algorithm 1 with its accumulation mended; counts in ``sent`` what it sends."""
         blocks: list[UnequalBlock] = []
         waiting: list[tuple[int, int]] = []  # a heap of (place, bucket)
-        coming, began_s = len(self.layer) - 1, 0.0
-        last, first, start_s, done_s = -1, 0, 0.0, 0.0  # the block that may still grow
+        coming = len(self.layer) - 1
+        began_s = 0.0
+        # the block that may still grow
+        last = -1
+        first = 0
+        start_s = 0.0
+        done_s = 0.0
         for layer in range(len(self.layer_ends_s) - 1, -1, -1):
             end_s = self.layer_ends_s[layer]
             while waiting and max(done_s, began_s) < end_s:
@@ -135,7 +143,8 @@ class Instance:
                         blocks.append(
                             UnequalBlock(last, first, sent[last] - first, start_s, done_s)
                         )
-                    last, first = bucket, sent[bucket]
+                    last = bucket
+                    first = sent[bucket]
                     start_s = max(done_s, began_s)
                 # This counts the whole block, of which a part may be counted already. The paper
                 # takes it off what that part has left of the bucket, and so loses blocks.
@@ -165,7 +174,8 @@ class Instance:
 
     def _seconds(self, bucket: int, first: int, stop: int) -> float:
         """Seconds that basic blocks ``first:stop`` take as one message."""
-        basic_bytes, size_bytes = self.basic_bytes[bucket], self.size_bytes[bucket]
+        basic_bytes = self.basic_bytes[bucket]
+        size_bytes = self.size_bytes[bucket]
         stop_bytes = size_bytes if stop == self.num_basic[bucket] else stop * basic_bytes
         return self.alpha_s + self.beta_s_per_byte * (stop_bytes - first * basic_bytes)
 
@@ -205,7 +215,8 @@ def greedy(instance: Instance) -> PricedOrder:
             trial[above:raised] = [place + 1 for place in trial[above:raised]]
             other = PricedOrder.of(instance, trial)
             if other.iteration_s < found.iteration_s:
-                found, raised = other, above
+                found = other
+                raised = above
         raised -= 1
     return found
 
